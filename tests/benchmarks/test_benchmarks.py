@@ -347,12 +347,42 @@ def test_tables_on_a_gpu_have_ten_gigabytes(benchmarks):
     assert segment.Shape(16, "zipf").table_rows(on_gpu) * 16 * 4 >= 10e9
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["embedding/bag-max-128", "embedding/rows-sgd-16-zipf", "embedding/weights", "sparse_segment/mean-grad-v2-16-zipf"],
-)
-def test_rows_for_gpus_run_on_a_cpu_too(benchmarks, name, restore_threads):
+# ---- Rows from end to end --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_tensorflow(benchmarks, monkeypatch):
+    """Leave TensorFlow out of the benchmark rows: its functions take seconds to compile."""
+    rows = benchmarks("rows")
+
+    def missing(options):
+        raise rows.UnavailableError("left out")
+
+    for name in ("many_tables_sides", "keras_report", "ncf", "wide_deep_training", "prebatched"):
+        monkeypatch.setattr(benchmarks(name), "tensorflow", missing)
+
+
+# Rows, and words that they print.
+SMALL_RUNS = {
+    **dict.fromkeys(("wide_deep/sgd", "wide_deep/rowwise_adagrad", "sok/adagrad", "overhead/collection"), "torch"),
+    **dict.fromkeys(("adam/update-uniform", "adam/step-fused-zipf", "adam/step-sparse-uniform"), "torch"),
+    **dict.fromkeys(("adam/step-fused-10M-uniform", "keras_report/fused", "ncf/fused"), "torch"),
+    **dict.fromkeys(("wide_deep/step-identity", "wide_deep/step-hashed", "wide_deep/from-prebatched"), "ours"),
+    **dict.fromkeys(("wide_deep/whole-identity", "wide_deep/whole-hashed"), "ours"),
+    **dict.fromkeys(("embedding/bag-max-128", "embedding/rows-sgd-16-zipf", "embedding/weights"), "ours"),
+    **dict.fromkeys(("dlrm/sparse", "dlrm/whole"), "torch sparse EmbeddingBags, hashed ids"),
+    "sparse_segment/mean-grad-v2-16-zipf": "ours",
+    "prebatched/compressed-uniform": "left out",
+}
+
+
+@pytest.mark.parametrize("name", SMALL_RUNS)
+def test_rows_run_at_toy_size(benchmarks, no_tensorflow, name, restore_threads, capsys):
+    if name.startswith(("wide_deep/", "dlrm/", "prebatched/")):
+        pytest.importorskip("pyarrow")
     assert benchmarks("__main__").main([name, "--quick", "--threads", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "ours" in printed and SMALL_RUNS[name] in printed and ("samples/s" in printed or "prebatched" not in name)
 
 
 # ---- Instructions ---------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PASSED = "print('done')"
 
 
-def stage(benchmarks, name, program, seconds=30.0, folder=ROOT, **more):  # noqa: F811
+def stage(benchmarks, name, program, seconds=30.0, folder=ROOT, **more):
     return benchmarks("stages").Stage(name, seconds, lambda limit: [sys.executable, "-c", program], folder, **more)
 
 
 @pytest.fixture
-def report(benchmarks, tmp_path):  # noqa: F811
+def report(benchmarks, tmp_path):
     """Return a report in an empty folder."""
     made = benchmarks("gpu").Report(tmp_path, {"device": "NVIDIA GPU", "driver": "580", "commit": "abc"})
     made.write()
@@ -48,7 +48,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
 # ---- Stages ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stage_passes_and_leaves_its_output(benchmarks, tmp_path, capfd):  # noqa: F811
+def test_a_stage_passes_and_leaves_its_output(benchmarks, tmp_path, capfd):
     seen = []
     given = stage(benchmarks, "one", "import os; print(os.environ['WORD'])", environment={"WORD": "hello"})
     outcome = benchmarks("stages").run_stage(given, 30.0, tmp_path / "one.txt", seen.append)
@@ -57,13 +57,13 @@ def test_a_stage_passes_and_leaves_its_output(benchmarks, tmp_path, capfd):  # n
     assert "hello" in capfd.readouterr().out
 
 
-def test_a_stage_fails(benchmarks, tmp_path):  # noqa: F811
+def test_a_stage_fails(benchmarks, tmp_path):
     given = stage(benchmarks, "one", "raise SystemExit(3)", note=lambda: "2 failed")
     outcome = benchmarks("stages").run_stage(given, 30.0, tmp_path / "one.txt")
     assert (outcome.result, outcome.note) == ("failed", "exit status 3, 2 failed")
 
 
-def test_a_stage_that_takes_too_long_is_ended_with_what_it_started(benchmarks, tmp_path):  # noqa: F811
+def test_a_stage_that_takes_too_long_is_ended_with_what_it_started(benchmarks, tmp_path):
     """End a child process too that ignores SIGTERM and keeps the output open."""
     child = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(10**6)"
@@ -75,7 +75,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_what_it_started(benchmarks, t
     assert log.read_text().startswith("== one\nbegun\n")
 
 
-def test_a_tool_that_cannot_work_on_a_machine_is_no_failure(benchmarks, tmp_path):  # noqa: F811
+def test_a_tool_that_cannot_work_on_a_machine_is_no_failure(benchmarks, tmp_path):
     program = "print('Error: Device not supported'); raise SystemExit(1)"
     given = stage(benchmarks, "memcheck", program, skip_if_printed="Device not supported")
     outcome = benchmarks("stages").run_stage(given, 30.0, tmp_path / "one.txt")
@@ -88,7 +88,7 @@ def test_a_tool_that_cannot_work_on_a_machine_is_no_failure(benchmarks, tmp_path
 
 
 @pytest.fixture
-def run_tests(benchmarks, tmp_path, monkeypatch):  # noqa: F811
+def run_tests(benchmarks, tmp_path, monkeypatch):
     """Return a function that runs planted tests as a stage and returns the outcomes of the stage and of the tests."""
     gpu = benchmarks("gpu")
     monkeypatch.setattr(gpu, "BUILD", tmp_path)
@@ -179,7 +179,7 @@ def test_a_file_that_needs_what_is_not_installed_is_no_failure(run_tests):
     assert outcome.result == "failed" and len(found["failed"]) == 1
 
 
-def test_what_is_chosen_exists(benchmarks):  # noqa: F811
+def test_what_is_chosen_exists(benchmarks):
     gpu, main = benchmarks("gpu"), benchmarks("__main__")
     for name in gpu.FIRST_TESTS:
         file, _, function = name.partition("::")
@@ -199,7 +199,7 @@ def test_what_is_chosen_exists(benchmarks):  # noqa: F811
 # ---- All of them ----------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_stage_stops_no_other(benchmarks, report, tmp_path):  # noqa: F811
+def test_a_failed_stage_stops_no_other(benchmarks, report, tmp_path):
     stages = [
         stage(benchmarks, "import", PASSED),
         stage(benchmarks, "tests", "raise SystemExit(1)"),
@@ -215,7 +215,7 @@ def test_a_failed_stage_stops_no_other(benchmarks, report, tmp_path):  # noqa: F
     assert "| memcheck | skipped | 0 | compute-sanitizer is not installed |" in page and "* driver: 580" in page
 
 
-def test_without_a_library_nothing_else_runs(benchmarks, report):  # noqa: F811
+def test_without_a_library_nothing_else_runs(benchmarks, report):
     stages = [stage(benchmarks, "build", "raise SystemExit(1)"), stage(benchmarks, "tests", PASSED)]
     benchmarks("gpu").run_all(stages, time.monotonic() + 60.0, report)
     assert [(each.result, each.note) for each in report.outcomes] == [
@@ -224,7 +224,7 @@ def test_without_a_library_nothing_else_runs(benchmarks, report):  # noqa: F811
     ]
 
 
-def test_stages_share_what_is_left(benchmarks, report, monkeypatch):  # noqa: F811
+def test_stages_share_what_is_left(benchmarks, report, monkeypatch):
     """Divide any amount of time among the stages; the first, without which no other can run, may take all of it."""
     gpu, limits = benchmarks("gpu"), []
 
@@ -241,7 +241,7 @@ def test_stages_share_what_is_left(benchmarks, report, monkeypatch):  # noqa: F8
     assert limits == [100, 50, 60, 100, 100, 200, 100, 120, 200, 200]
 
 
-def test_more_arguments_are_pytests(benchmarks, tmp_path):  # noqa: F811
+def test_more_arguments_are_pytests(benchmarks, tmp_path):
     gpu = benchmarks("gpu")
     assert gpu.parse(["--out", str(tmp_path), "--"]).pytest == []
     given = gpu.parse(["--out", str(tmp_path), "--quick", "--", "-k", "unique"])
@@ -267,7 +267,7 @@ def test_make_hands_its_variables_on(tmp_path):
     assert words.endswith(wanted)
 
 
-def test_all_stages_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # noqa: F811
+def test_all_stages_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):
     gpu = benchmarks("gpu")
     monkeypatch.setattr(gpu, "find_tool", lambda name: f"/usr/bin/{name}")
     given = gpu.parse(["--out", str(tmp_path)])
@@ -297,7 +297,7 @@ def test_all_stages_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # 
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in racecheck.environment
 
 
-def test_figures_are_taken_over_as_they_come(benchmarks, report, tmp_path):  # noqa: F811
+def test_figures_are_taken_over_as_they_come(benchmarks, report, tmp_path):
     """Report the rows that were measured before their stage was ended."""
     row = {"name": "some/row", "what": "", "sizes": "3 x 4", "failed": "no memory\nmore"}
     content = {"machine": {"device": "x", "torch": "2.11"}, "quick": False, "copy_gb_per_second": 4000.0, "rows": [row]}
@@ -311,7 +311,7 @@ def test_figures_are_taken_over_as_they_come(benchmarks, report, tmp_path):  # n
     assert "| some/row | 3 x 4 | failed: no memory |" in page and "Copy bandwidth 4,000 GB/s" in page
 
 
-def test_a_row_of_the_page(benchmarks):  # noqa: F811
+def test_a_row_of_the_page(benchmarks):
     row = {
         "name": "some/row",
         "sizes": "3 x 4",
@@ -336,7 +336,7 @@ def row_that_reached(name, reached, peers=(), facts=()):
     return {**head, "targets": [target], "peers": list(peers), "facts": list(facts)}
 
 
-def test_the_report_says_what_to_do_next(benchmarks, report, tmp_path):  # noqa: F811
+def test_the_report_says_what_to_do_next(benchmarks, report, tmp_path):
     """List what failed, in the order of the stages, then rows by the share of their target that they reach."""
     peer = {"name": "torch", "ratio": 0.3, "target": 1.0, "passed": False}
     unjudged = {**peer, "passed": None}
@@ -370,7 +370,7 @@ def test_the_report_says_what_to_do_next(benchmarks, report, tmp_path):  # noqa:
     assert page.startswith("# GPU run\n\n1. first: a.py::one") and f"8. {wanted[-1]}\n" in page
 
 
-def test_with_nothing_wrong_there_is_nothing_to_do(benchmarks, report):  # noqa: F811
+def test_with_nothing_wrong_there_is_nothing_to_do(benchmarks, report):
     report.add(benchmarks("stages").Outcome("first", "passed", 9.0, ""))
     assert report.content()["next"] == ["nothing: all that ran is as it should be"]
 
@@ -390,7 +390,7 @@ WATCHED = """==PROF== Connected to process 4242 (/usr/bin/python3.12)
 """
 
 
-def test_nsight_computes_figures_are_read(benchmarks, report, tmp_path):  # noqa: F811
+def test_nsight_computes_figures_are_read(benchmarks, report, tmp_path):
     (tmp_path / "kernels.csv").write_text(WATCHED)
     bags, lookup = report.content()["kernels"]
     assert bags == {
@@ -409,7 +409,7 @@ def test_nsight_computes_figures_are_read(benchmarks, report, tmp_path):  # noqa
 
 
 @pytest.mark.parametrize("program", ["figures", "refused"])
-def test_nsight_compute_is_run_where_it_may_be(benchmarks, tmp_path, monkeypatch, program):  # noqa: F811
+def test_nsight_compute_is_run_where_it_may_be(benchmarks, tmp_path, monkeypatch, program):
     """Put a program in the place of ncu that writes figures, or that the counters may not be read."""
     gpu, kernels = benchmarks("gpu"), benchmarks("kernels")
     monkeypatch.setattr(gpu, "find_tool", lambda name: None)
@@ -436,7 +436,7 @@ sys.exit({text.startswith("==ERROR==")})
 # ---- The library ----------------------------------------------------------------------------------------------------
 
 
-def test_prebuilt_libraries_are_joined_with_the_python_side(benchmarks, tmp_path, monkeypatch):  # noqa: F811
+def test_prebuilt_libraries_are_joined_with_the_python_side(benchmarks, tmp_path, monkeypatch):
     gpu = benchmarks("gpu")
     libraries = tmp_path / "libraries"
     libraries.mkdir()
@@ -452,7 +452,7 @@ def test_prebuilt_libraries_are_joined_with_the_python_side(benchmarks, tmp_path
         assert (package / name).is_file(), name
 
 
-def test_compute_sanitizer_is_found_on_the_path_and_in_the_toolkit(benchmarks, tmp_path, monkeypatch):  # noqa: F811
+def test_compute_sanitizer_is_found_on_the_path_and_in_the_toolkit(benchmarks, tmp_path, monkeypatch):
     gpu = benchmarks("gpu")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))

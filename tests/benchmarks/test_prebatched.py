@@ -9,11 +9,11 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 
 @pytest.fixture
-def files(benchmarks):  # noqa: F811
+def files(benchmarks):
     return benchmarks("prebatched").Files("zipf", benchmarks("rows").Options(quick=True))
 
 
-def test_ids_are_those_of_their_spread(benchmarks):  # noqa: F811
+def test_ids_are_those_of_their_spread(benchmarks):
     draw = benchmarks("prebatched").draw_ids
     ranked, scattered, uniform = (draw(spread, 200_000, 1) for spread in ("zipf-ranked", "zipf", "uniform"))
     for ids in (ranked, scattered, uniform):
@@ -30,11 +30,11 @@ def test_ids_are_those_of_their_spread(benchmarks):  # noqa: F811
     )
 
 
-def test_our_files_hold_the_rows(benchmarks, files):  # noqa: F811
+def test_our_files_hold_the_rows(benchmarks, files):
     benchmarks("prebatched").check(files)
 
 
-def test_a_file_that_lacks_rows_is_seen(benchmarks, files, monkeypatch):  # noqa: F811
+def test_a_file_that_lacks_rows_is_seen(benchmarks, files, monkeypatch):
     prebatched = benchmarks("prebatched")
     assert files.mapped.exists()
     monkeypatch.setattr(files, "rows", 1_000)
@@ -44,22 +44,9 @@ def test_a_file_that_lacks_rows_is_seen(benchmarks, files, monkeypatch):  # noqa
 
 @needs_tensorflow
 @pytest.mark.tensorflow
-def test_tensorflow_reads_the_same_sums(benchmarks, files, tensorflow, restore_threads):  # noqa: F811
+def test_tensorflow_reads_the_same_sums(benchmarks, files, tensorflow, restore_threads):
     prebatched = benchmarks("prebatched")
     expected = prebatched.our_sums(prebatched.PrebatchedDataset(files.mapped))
     for peer in (prebatched.EXAMPLES, prebatched.BATCHES):
         integers, floats = prebatched.tensorflow_sums(files, peer)()
         assert int(integers) == expected[0] and float(floats) == pytest.approx(expected[1], abs=1e-2)
-
-
-def test_a_row_from_end_to_end(benchmarks, monkeypatch, capsys, restore_threads):  # noqa: F811
-    prebatched, unavailable = benchmarks("prebatched"), benchmarks("rows").UnavailableError
-
-    def missing(options):
-        raise unavailable("left out of this test")
-
-    monkeypatch.setattr(prebatched, "tensorflow", missing)
-    assert benchmarks("__main__").main(["prebatched/compressed-uniform", "--quick", "--threads", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "left out of this test" in printed and "samples/s" in printed
-    assert {row.name for row in prebatched.ROWS} >= {"prebatched/mapped-uniform", "prebatched/compressed-zipf"}

@@ -11,48 +11,14 @@ from functools import partial
 import pytest
 import torch
 
-NEW_ROWS = [
-    "wide_deep/rowwise_adagrad",
-    "adam/update-uniform",
-    "adam/step-fused-zipf",
-    "adam/step-sparse-uniform",
-    "adam/step-fused-10M-uniform",
-    "overhead/collection",
-    "ncf/fused",
-]
 needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow")
-
-
-@pytest.fixture
-def no_tensorflow(benchmarks, monkeypatch):  # noqa: F811
-    """Leave TensorFlow out of the benchmark rows: its functions take seconds to compile."""
-    rows = benchmarks("rows")
-
-    def missing(options):
-        raise rows.UnavailableError("left out")
-
-    for name in ("many_tables_sides", "keras_report", "ncf"):
-        monkeypatch.setattr(benchmarks(name), "tensorflow", missing)
-
-
-@pytest.mark.parametrize("name", [*NEW_ROWS, "wide_deep/sgd", "sok/adagrad", "keras_report/fused"])
-def test_rows_run_at_toy_size(benchmarks, no_tensorflow, name, restore_threads, capsys):  # noqa: F811
-    assert benchmarks("__main__").main([name, "--quick", "--threads", "1"]) == 0
-    assert "torch" in capsys.readouterr().out
-
-
-def test_every_model_has_its_rows(benchmarks):  # noqa: F811
-    names = {row.name for row in benchmarks("__main__").ROWS}
-    assert {f"wide_deep/{rule}" for rule in ("sgd", "adagrad", "rowwise_adagrad")} | {"sok/adagrad"} <= names
-    assert {f"adam/{kind}-{spread}" for kind in ("update", "step-fused") for spread in ("uniform", "zipf")} <= names
-    assert {"adam/update-10M-uniform", "adam/step-fused-10M-uniform", "keras_report/fused", "ncf/fused"} <= names
 
 
 # ---- Many tables ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_torch_trains_what_the_formulas_say(benchmarks, rule):  # noqa: F811
+def test_torch_trains_what_the_formulas_say(benchmarks, rule):
     wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
     wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {"torch": partial(sides.torch_side, rule)})
 
@@ -60,20 +26,20 @@ def test_torch_trains_what_the_formulas_say(benchmarks, rule):  # noqa: F811
 @needs_tensorflow
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("rule", "form"), [("sgd", "safe_embedding_lookup_sparse"), ("adagrad", "gather")])
-def test_tensorflow_trains_what_the_formulas_say(benchmarks, rule, form):  # noqa: F811
+def test_tensorflow_trains_what_the_formulas_say(benchmarks, rule, form):
     wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
     options = benchmarks("rows").Options()
     wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {form: partial(sides.tensorflow_side, options, rule, form)})
 
 
-def test_a_side_that_trains_something_else_is_seen(benchmarks):  # noqa: F811
+def test_a_side_that_trains_something_else_is_seen(benchmarks):
     wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
     wrong = {"torch": partial(sides.torch_side, "sgd")}
     with pytest.raises(AssertionError, match="torch: "):
         wide_deep.check_sides(wide_deep.SHAPE, "cpu", "adagrad", wrong)
 
 
-def test_bytes_of_a_step_are_those_of_the_formula(benchmarks):  # noqa: F811
+def test_bytes_of_a_step_are_those_of_the_formula(benchmarks):
     """Compute the bytes by hand for two features, one and two ids in a bag, and too many rows for any to come twice."""
     shape = benchmarks("many_tables").Shape((1, 2), 10**9, 8, ((4, "mean"),))
     assert shape.ids() == 24
@@ -86,7 +52,7 @@ def test_bytes_of_a_step_are_those_of_the_formula(benchmarks):  # noqa: F811
 # ---- Adam -----------------------------------------------------------------------------------------------------------
 
 
-def test_gradients_of_adams_update_are_of_fresh_rows(benchmarks):  # noqa: F811
+def test_gradients_of_adams_update_are_of_fresh_rows(benchmarks):
     problem = benchmarks("adam").Problem(1_000, 32, "uniform", "cpu", count=3, dense_gradients=3)
     given = benchmarks("adam").row_gradients(problem), benchmarks("adam").dense_gradients(problem)
     seen = []
@@ -98,7 +64,7 @@ def test_gradients_of_adams_update_are_of_fresh_rows(benchmarks):  # noqa: F811
     assert len(set(seen)) == 3 and tuple(next(given[0]).indices()[0].tolist()) == seen[0]
 
 
-def test_sides_in_processes_of_their_own_take_turns(benchmarks, monkeypatch, capsys):  # noqa: F811
+def test_sides_in_processes_of_their_own_take_turns(benchmarks, monkeypatch, capsys):
     """Print in this process what the processes of the two sides would print."""
     adam, rows, timing, ran = benchmarks("adam"), benchmarks("rows"), benchmarks("timing"), []
 
@@ -118,7 +84,7 @@ def test_sides_in_processes_of_their_own_take_turns(benchmarks, monkeypatch, cap
     assert ran[0][1:] == ("update", "sparse", 10_000_000, 8, "uniform", 3)
 
 
-def test_a_side_that_fails_in_its_process_is_named(benchmarks, monkeypatch):  # noqa: F811
+def test_a_side_that_fails_in_its_process_is_named(benchmarks, monkeypatch):
     adam, options = benchmarks("adam"), benchmarks("rows").Options()
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nMemoryError: 8 GB\n")
     monkeypatch.setattr(adam.subprocess, "run", lambda *args, **more: failed)
@@ -126,14 +92,14 @@ def test_a_side_that_fails_in_its_process_is_named(benchmarks, monkeypatch):  # 
         adam.pair_apart(options, "step", "fused", adam.Problem(100, 8, "uniform", "cpu"), "torch SparseAdam")
 
 
-def test_a_side_prints_times_and_plan(benchmarks, capsys, restore_threads):  # noqa: F811
+def test_a_side_prints_times_and_plan(benchmarks, capsys, restore_threads):
     benchmarks("adam").print_side("torch SparseAdam", "step", "fused", 200, 16, "uniform", 1)
     times, plan = json.loads(capsys.readouterr().out)
     assert benchmarks("timing").Plan(**plan) == benchmarks("timing").FULL
     assert len(times) == 2 * 15 and min(times) > 0
 
 
-def test_pairs_that_a_row_takes_itself(benchmarks):  # noqa: F811
+def test_pairs_that_a_row_takes_itself(benchmarks):
     rows, report, timing = benchmarks("rows"), benchmarks("report"), benchmarks("timing")
     pair = timing.Pair(2.0, 9.0, timing.FULL, timing.SLOW)
     case = rows.Case(lambda: None, {"peer": lambda: None}, lambda: None, pair={"peer": pair}.get)
@@ -150,7 +116,7 @@ def point(choice, dense, sparse, fused, **more):
     return {**given, "choice": choice, "ms": {"dense": dense, "sparse": sparse, "fused": fused, "auto": 2 * dense}}
 
 
-def test_the_grid_has_every_table_of_a_gigabyte(benchmarks):  # noqa: F811
+def test_the_grid_has_every_table_of_a_gigabyte(benchmarks):
     auto_map = benchmarks("auto_map")
     points = auto_map.grid()
     assert points == auto_map.grid() and len({auto_map.key(each) for each in points}) == len(points) == 390
@@ -159,7 +125,7 @@ def test_the_grid_has_every_table_of_a_gigabyte(benchmarks):  # noqa: F811
     assert len({each["optimizer"] for each in points[:20]}) == 3
 
 
-def test_what_is_close_enough(benchmarks):  # noqa: F811
+def test_what_is_close_enough(benchmarks):
     auto_map = benchmarks("auto_map")
     assert auto_map.excess(point("dense", 3.0, 2.0, 4.0)) == (1.5, 1.0)
     assert not auto_map.good(point("dense", 3.0, 2.0, 4.0))
@@ -171,7 +137,7 @@ def test_what_is_close_enough(benchmarks):  # noqa: F811
     assert list(auto_map.summary([])) == []
 
 
-def test_a_map_goes_on_where_it_was(benchmarks, monkeypatch, tmp_path, capsys, restore_threads):  # noqa: F811
+def test_a_map_goes_on_where_it_was(benchmarks, monkeypatch, tmp_path, capsys, restore_threads):
     pytest.importorskip("matplotlib")
     auto_map, measured = benchmarks("auto_map"), []
     sizes = [{"rows": 1_000, "dim": 4, "batch": 256, "optimizer": name} for name in ("SGD", "Adagrad")]
@@ -191,7 +157,7 @@ def test_a_map_goes_on_where_it_was(benchmarks, monkeypatch, tmp_path, capsys, r
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam"])
-def test_a_point_is_measured_in_every_mode(benchmarks, monkeypatch, optimizer):  # noqa: F811
+def test_a_point_is_measured_in_every_mode(benchmarks, monkeypatch, optimizer):
     auto_map = benchmarks("auto_map")
     monkeypatch.setattr(auto_map, "WARM_UP_STEPS", 3)
     monkeypatch.setattr(auto_map, "BLOCK_MS", 1.0)

@@ -11,24 +11,7 @@ TARGETS = {"step-identity": 3.77, "step-hashed": 5.55, "whole-identity": 2.5, "w
 needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow")
 
 
-@pytest.fixture
-def no_tensorflow(benchmarks, monkeypatch):  # noqa: F811
-    """Leave TensorFlow out of the benchmark rows: its functions take seconds to compile."""
-    rows = benchmarks("rows")
-
-    def missing(options):
-        raise rows.UnavailableError("left out")
-
-    monkeypatch.setattr(benchmarks("wide_deep_training"), "tensorflow", missing)
-
-
-@pytest.mark.parametrize("name", [*TARGETS, "from-prebatched"])
-def test_rows_run_at_toy_size(benchmarks, no_tensorflow, name, capsys):  # noqa: F811
-    assert benchmarks("__main__").main([f"wide_deep/{name}", "--quick", "--threads", "1"]) == 0
-    assert "ours" in capsys.readouterr().out
-
-
-def test_targets(benchmarks):  # noqa: F811
+def test_targets(benchmarks):
     rows = {row.name: row for row in benchmarks("__main__").ROWS}
     for name, ratio in TARGETS.items():
         assert rows[f"wide_deep/{name}"].targets == {
@@ -39,7 +22,7 @@ def test_targets(benchmarks):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["identity", "hashed"])
-def test_our_tables_are_what_the_formula_says(benchmarks, kind):  # noqa: F811
+def test_our_tables_are_what_the_formula_says(benchmarks, kind):
     rows = benchmarks("wide_deep_training")
     rows.check_tables(rows.Problem(kind, "cpu", 50, 16), {"ours": rows.OurTables})
 
@@ -47,13 +30,13 @@ def test_our_tables_are_what_the_formula_says(benchmarks, kind):  # noqa: F811
 @needs_tensorflow
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("kind", "form"), [("identity", ("gather", "separate")), ("hashed", ("gather", "joined"))])
-def test_tensorflows_tables_are_what_the_formula_says(benchmarks, kind, form):  # noqa: F811
+def test_tensorflows_tables_are_what_the_formula_says(benchmarks, kind, form):
     rows, options = benchmarks("wide_deep_training"), benchmarks("rows").Options()
     problem = rows.Problem(kind, "cpu", 50, 16)
     rows.check_tables(problem, {"TensorFlow": lambda given: rows.TheirTables(given, options, form)})
 
 
-def test_a_side_that_trains_something_else_is_seen(benchmarks):  # noqa: F811
+def test_a_side_that_trains_something_else_is_seen(benchmarks):
     rows = benchmarks("wide_deep_training")
     problem = rows.Problem("identity", "cpu", 50, 16)
 
@@ -69,7 +52,7 @@ def test_a_side_that_trains_something_else_is_seen(benchmarks):  # noqa: F811
         rows.check_losses(problem, {"ours": rows.our_training, "wrong": lambda _: lambda batch: torch.tensor(0.5)})
 
 
-def test_a_side_whose_losses_become_nan_is_seen(benchmarks):  # noqa: F811
+def test_a_side_whose_losses_become_nan_is_seen(benchmarks):
     rows = benchmarks("wide_deep_training")
     problem = rows.Problem("identity", "cpu", 50, 16)
 

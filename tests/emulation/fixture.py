@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from calls import assert_same_bits
 from samples.sample import map_tensors, tensors_of
 
 from emulation.build import build
@@ -115,6 +116,18 @@ def run_in_every_order(name: str, *arguments: Any) -> Any:
     if error is not None:
         raise error
     return _clones(result)
+
+
+def check(name: str, *arguments: Any) -> Any:
+    """Check that results and written arguments have the bits of the CPU's kernel, and return the results."""
+    copies = [map_tensors(torch.clone, x) for x in arguments]
+    wanted = getattr(getattr(torch.ops, _NAMESPACE), name).default(*copies)
+    actual = run_in_every_order(name, *arguments)
+    given = [([x], [y]) for x, y in zip(arguments, copies, strict=True) if isinstance(x, torch.Tensor)]
+    for mine, theirs in [(_outputs(actual), _outputs(wanted)), *given]:
+        for x, y in zip(mine, theirs, strict=True):
+            assert_same_bits(x, y)
+    return actual
 
 
 @contextlib.contextmanager

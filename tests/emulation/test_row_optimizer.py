@@ -13,6 +13,7 @@ from samples.sample import FLOATS, Random, Sample, map_tensors
 from torch import Tensor
 
 from emulation import fixture
+from emulation.test_emulation import ORDERS
 from torchsparse_rec import ops
 
 Launches = Callable[[], int]
@@ -133,7 +134,7 @@ def _tables(rows: list[list[int]], dim: int = 3) -> list:
     return [weights, [], [], None, ids, values, None, 0, [0.5, 0.0, 0.0, 0.0, 0.0], 1, 0, False, []]
 
 
-@pytest.mark.parametrize("order", ["ascending", "descending", "random"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("rows", "stepped", "text"),
     [

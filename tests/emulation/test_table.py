@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from calls import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.sample import FLOATS, Random, map_tensors
+from samples.sample import FLOATS, Random
 from torch import Tensor
 
 from emulation import fixture
-from emulation.fixture import run_in_every_order
+from emulation.fixture import check
+from emulation.test_emulation import ORDERS
 from torchsparse_rec.compat._parity.reference.table import key_of_hash
 
 MOST = 2**31 - 1
 NO_ROWS = torch.empty(0, dtype=torch.int32)
-
-
-def check(name: str, *arguments: Any) -> Any:
-    """Check that results and written arguments have the bits of the CPU's kernel. Return the results."""
-    copies = [map_tensors(torch.clone, x) for x in arguments]
-    wanted = getattr(torch.ops.torchsparse_rec, name).default(*copies)
-    actual = run_in_every_order(name, *arguments)
-    for x, y in zip(_list(actual), _list(wanted), strict=True):
-        assert_same_bits(x, y)
-    for x, y in zip(arguments, copies, strict=True):
-        if isinstance(x, Tensor):
-            assert_same_bits(x, y)
-    return actual
-
-
-def _list(result: Any) -> list[Tensor]:
-    return [] if result is None else [result] if isinstance(result, Tensor) else list(result)
 
 
 def ids_of(n: int, low: int, high: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -214,7 +197,7 @@ def test_index_of_other_rows_does_no_harm() -> None:
     assert check("table_find", broken, table.entries, ids).tolist() == [-1] * 20
 
 
-@pytest.mark.parametrize("order", ["ascending", "descending", "random"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
     """Refuse counters beyond the rows, and free rows that are in use or repeated, found after slots were taken."""
     table = State(2, 9)
@@ -235,7 +218,7 @@ def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
         index, entries, before = table.index.clone(), table.entries.clone(), counters.clone()
         fixture.set_order(order)
         fixture.operator("table_find_or_insert_")(index, entries, counters, free_rows, ids, None, None, 7, True)
-        with pytest.raises(ValueError, match=re.escape(text)):
+        with pytest.raises(ValueError, match="^table_find_or_insert_: " + re.escape(text)):
             fixture.check_errors()
         for x, y in ((index, table.index), (entries, table.entries), (counters, before)):
             assert_same_bits(x, y)

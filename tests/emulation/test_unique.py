@@ -6,19 +6,9 @@ import pytest
 import torch
 from ops.test_hash import assorted, extremes
 
-from emulation.fixture import run_in_every_order
+from emulation.fixture import check
 
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64]
-
-
-def check(name: str, *arguments: object) -> None:
-    """Check that the results have the bits of the CPU's kernel."""
-    wanted = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
-    actual = run_in_every_order(name, *arguments)
-    if isinstance(wanted, torch.Tensor):
-        wanted, actual = (wanted,), (actual,)
-    for x, y in zip(actual, wanted, strict=True):
-        assert x.dtype == y.dtype and torch.equal(x, y)
 
 
 def ids(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:

@@ -1,10 +1,8 @@
 """The data of the NCF example: reading MovieLens's files, downloading them, and generated data in their place."""
 
-import hashlib
 import io
 import os
 import socket
-import zipfile
 
 import numpy as np
 import pytest
@@ -131,27 +129,6 @@ def test_read_ml_100k():
 
 
 # ---- Downloading and generating --------------------------------------------------------------------------------------
-
-
-def archive_of(content):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("ml-100k/u.data", content)
-    return buffer.getvalue()
-
-
-def test_download_checks_and_caches(tmp_path, monkeypatch):
-    content = b"1\t2\t3\t881250949\n"
-    monkeypatch.setattr(data, "cache_file", lambda: tmp_path / "cache" / "u.data")
-    monkeypatch.setattr(data, "MD5", hashlib.md5(content).hexdigest())
-    fetched = []
-    monkeypatch.setattr(data, "_fetch", lambda url, *seconds: fetched.append(url) or archive_of(content))
-    assert data.download().read_bytes() == content
-    assert data.download().read_bytes() == content and len(fetched) == 1
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["u.data"]
-    monkeypatch.setattr(data, "MD5", "0" * 32)
-    with pytest.raises(ValueError, match="wrong checksum"):
-        data.download()
 
 
 def test_without_a_network_the_data_are_generated(monkeypatch, tmp_path):

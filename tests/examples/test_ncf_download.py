@@ -14,6 +14,7 @@ import pytest
 from torchsparse_rec.examples.ncf import data
 
 CONTENT = b"1\t2\t3\t881250949\n"
+BOMB = bytes(data.MOST_BYTES + 1)
 
 
 @contextlib.contextmanager
@@ -66,10 +67,11 @@ def cache(tmp_path, monkeypatch):
 def test_it_is_downloaded(cache):
     with server(lambda send: send(archive())) as url:
         assert data.download(url).read_bytes() == CONTENT
-    # A cached file that is much too large is not even read.
-    (cache / "u.data").write_bytes(bytes(data.MOST_BYTES + 1))
-    with server(lambda send: send(archive())) as url:
-        assert data.download(url).read_bytes() == CONTENT
+    assert data.download(url).read_bytes() == CONTENT  # from the cache: the server is gone
+    for damaged in (b"x", BOMB):  # a cached file that is much too large is not even read
+        (cache / "u.data").write_bytes(damaged)
+        with server(lambda send: send(archive())) as url:
+            assert data.download(url).read_bytes() == CONTENT
     assert [path.name for path in cache.iterdir()] == ["u.data"]
 
 
@@ -101,9 +103,6 @@ def test_an_endless_server_has_a_limit_of_bytes(cache, monkeypatch):
         data.download(url)
     # What the sockets hold comes on top.
     assert sum(sent) < 64 << 20 and not cache.exists()
-
-
-BOMB = bytes(data.MOST_BYTES + 1)
 
 
 @pytest.mark.parametrize(

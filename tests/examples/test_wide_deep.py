@@ -158,15 +158,9 @@ def test_model_refuses():
             model.WideDeep(*arguments)
 
 
-def test_weights_depend_on_the_seed_alone_and_leave_the_generator():
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    one, other, third = (step_of(seed=seed).model.state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    for name, value in one.items():
-        assert torch.equal(value, other[name])
-    table = next(value for name, value in one.items() if "embedding_bags" in name)
-    assert not torch.equal(table, third[next(name for name in third if "embedding_bags" in name)])
+def test_rows_begin_small_with_nothing_in_their_wide_part():
+    state = step_of(seed=1).model.state_dict()
+    table = next(value for name, value in state.items() if "embedding_bags" in name)
     assert table[:, :-1].abs().max() <= 0.05 and bool((table[:, :-1] != 0).any()) and bool((table[:, -1] == 0).all())
 
 

@@ -163,17 +163,6 @@ def same_weights(one, other, rtol, atol):
     torch.testing.assert_close(dict(models[0]), dict(models[1]), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("grad_mode", ["fused", "sparse", "dense", "auto"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-def test_resume_continues_bit_for_bit(grad_mode, optimizer, tmp_path, capsys):
-    flags = [*FLAGS[:-2], "--grad-mode", grad_mode, "--optimizer", optimizer, "--seed", "7"]
-    straight, cut = tmp_path / "straight", tmp_path / "cut"
-    assert run(command, *flags, "--epochs", "3", "--output-dir", straight) == 0
-    assert run(command, *flags, "--epochs", "1", "--output-dir", cut) == 0
-    assert run(command, "--resume", cut / "checkpoint.pt", "--epochs", "3") == 0
-    assert_same_end(straight, cut)
-
-
 @pytest.mark.parametrize("source", ["generated", "prebatched", "criteo"])
 def test_resume_within_an_epoch_continues_bit_for_bit(source, tmp_path, capsys):
     if source == "criteo":

@@ -25,7 +25,7 @@ def gradient(module: torch.nn.Module, run: Callable[[], Tensor], cotangent: Tens
     output = run()
     output.backward(torch.ones_like(output) if cotangent is None else cotangent)
     grad = module.weight.grad
-    assert (grad is None) == (module.grad_mode == "fused")
+    assert (grad is None) == (module.grad_mode == "fused") and (grad is None or grad.dtype == before.dtype)
     optimizer.step()
     optimizer.zero_grad()
     moved = before.double() - module.weight.detach().double()

@@ -99,27 +99,6 @@ def test_results_and_gradients_are_those_of_single_bags_bit_for_bit(grad_mode, w
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("grad_mode", GRAD_MODES)
-@pytest.mark.parametrize("rule", [optim.SGD, optim.Adagrad, optim.Adam, optim.RowWiseAdagrad])
-def test_training_is_that_of_single_bags(rule, grad_mode) -> None:
-    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
-    reference = nn.EmbeddingBagCollection(MIXED)
-    reference.load_state_dict(collection.state_dict())
-    modules = one_by_one(reference)
-    optimizer = rule(collection.parameters(), lr=0.05, in_backward=True)
-    its = rule([module.weight for module in modules], lr=0.05)
-    for seed in range(5):
-        x = batch(seed=seed)
-        optimizer.zero_grad()
-        its.zero_grad()
-        collection(x).values().square().sum().backward()
-        torch.cat(look_up_one_by_one(modules, MIXED, x), 1).square().sum().backward()
-        optimizer.step()
-        its.step()
-    for table, module in zip(MIXED, modules, strict=True):
-        torch.testing.assert_close(collection.embedding_bags[table.name].weight, module.weight, rtol=2e-5, atol=1e-6)
-
-
 def test_fused_updates_are_those_of_single_bags_bit_for_bit() -> None:
     tables = [config("a", 20, 3, ["f"], "mean"), config("b", 7, 8, ["g"]), config("c", 11, 1, ["h"])]
     collection = nn.EmbeddingBagCollection(tables, grad_mode="fused")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
+from kinds import table_of
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
 from torchsparse_rec.nn._fused_graph import current_lookup
@@ -80,23 +81,19 @@ def test_inductor_too() -> None:
 
 # ---- Stale rows ------------------------------------------------------------------------------------------------------
 
-KINDS = ("table", "bag", "bags")
+KINDS = ("table", "bag", "collection")
 AS_TORCH = [(kind, {"grad_mode": None, "sparse": True}) for kind in ("table", "bag")]
 
 
-def one_table(kind: str, grad_mode: str | None, **arguments) -> tuple[torch.nn.Module, torch.nn.Embedding]:
+def one_table(kind: str, grad_mode: str | None, sparse: bool = False) -> tuple[torch.nn.Module, torch.nn.Embedding]:
     """Make a module of 20 rows, and torch's with the same rows."""
     torch.manual_seed(0)
     theirs = torch.nn.Embedding(20, 3)
-    start = theirs.weight.detach().clone()
-    if kind == "table":
-        return nn.Embedding(20, 3, grad_mode=grad_mode, _weight=start, **arguments), theirs
-    if kind == "bag":
-        return nn.EmbeddingBag(20, 3, mode="sum", grad_mode=grad_mode, _weight=start, **arguments), theirs
-    config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=3, feature_names=["f"], pooling="sum")
-    bags = nn.EmbeddingBagCollection([config], grad_mode=grad_mode, **arguments)
-    bags.load_state_dict({"embedding_bags.t.weight": start})
-    return bags, theirs
+    module = table_of(kind, grad_mode, 20, 3)
+    module.load_state_dict(dict.fromkeys(module.state_dict(), theirs.weight.detach()))
+    if sparse:
+        module.sparse = True
+    return module, theirs
 
 
 def call(kind: str, module, ids: torch.Tensor) -> torch.Tensor:
@@ -139,7 +136,7 @@ def test_lookups_without_gradient_see_current_rows(kind: str, arguments: dict, h
     torch._dynamo.reset()
     module, theirs = one_table(kind, **arguments)
     optimizers = optimizers_of(module, theirs)
-    full = how == "no_grad" or arguments["grad_mode"] != "sparse" or kind != "bags"
+    full = how == "no_grad" or arguments["grad_mode"] != "sparse" or kind != "collection"
     compiled = torch.compile(module, backend="aot_eager", fullgraph=full)
     everything = torch.arange(20)
     for k in range(4):
@@ -154,9 +151,35 @@ def test_lookups_without_gradient_see_current_rows(kind: str, arguments: dict, h
         torch.testing.assert_close(found, theirs(everything).detach())
 
 
+@pytest.mark.parametrize("collected", [False, True])
+@pytest.mark.parametrize("grad_mode", ["dense", "fused"])
+def test_the_row_of_padding_is_read_and_gets_no_gradient(grad_mode: str, collected: bool) -> None:
+    torch._dynamo.reset()
+    module = nn.Embedding(10, 3, padding_idx=2, grad_mode=grad_mode)
+    if collected:
+        config = nn.EmbeddingConfig(10, 3, name="t", feature_names=["f"], padding_idx=2)
+        module = nn.EmbeddingCollection([config], grad_mode=grad_mode)
+    rows = torch.arange(1.0, 31.0).view(10, 3) / 10  # without zeros
+    module.load_state_dict(dict.fromkeys(module.state_dict(), rows))
+    optimizer = optim.Adam(module.parameters(), in_backward=True, lr=0.1)
+    look_up = (lambda ids: module({"f": ids})["f"].values()) if collected else module
+    compiled = torch.compile(look_up, backend="aot_eager", fullgraph=True)
+    ids = torch.tensor([1, 2, 7, 2])
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = compiled(ids)
+        assert torch.equal(output[[1, 3]], rows[[2, 2]])
+        output.square().sum().backward()
+        optimizer.step()
+    assert not torch.equal(output[0], rows[1])
+    with torch.no_grad():
+        assert torch.equal(compiled(ids)[[1, 3]], rows[[2, 2]])
+
+
 def test_weights_have_a_gradient_where_a_table_has_none() -> None:
     torch._dynamo.reset()
     module, theirs = one_table("bag", "fused")
+    module.mode = "sum"
     optimizers, ids = optimizers_of(module, theirs), torch.tensor([[1, 2], [1, 9]])
     for k in range(3):
         step(call("bag", module, torch.tensor([k])), theirs(torch.tensor([k])), optimizers)
@@ -167,7 +190,7 @@ def test_weights_have_a_gradient_where_a_table_has_none() -> None:
 
 
 def test_the_operator_that_reads_current_rows() -> None:
-    module, _ = one_table("bag", "sparse", dtype=torch.float64)
+    module, _ = one_table("bag", "sparse")
     optimizer = optim.Adam(module.parameters(), lr=0.1, in_backward=True)
     for k in range(3):
         module(torch.tensor([[k]])).sum().backward()
@@ -231,7 +254,7 @@ def test_a_graph_may_use_the_table(kind: str, grad_mode: str | None, before: int
     torch._dynamo.reset()
     module, theirs = one_table(kind, grad_mode)
     optimizers = optimizers_of(module, theirs)
-    holder = module.embedding_bags["t"] if kind == "bags" else module
+    holder = module.embedding_bags["t"] if kind == "collection" else module
 
     def tied(ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(call(kind, module, ids).tanh(), holder.weight)

@@ -1,6 +1,7 @@
 """EmbeddingBag beside torch.nn.EmbeddingBag, and beside plain formulas where torch has none."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -48,30 +49,9 @@ def run(function, parameters, cotangent):
 
 
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("kwargs", [{}, {"padding_idx": 4}, {"padding_idx": -1}])
-@pytest.mark.parametrize("form", ["offsets", "last offset", "2-D", "int32"])
-def test_agrees_with_torch(grad_mode, mode, kwargs, form):
-    kwargs = {"mode": mode, "include_last_offset": form == "last offset", "dtype": torch.float64, **kwargs}
-    ours, theirs = nn.EmbeddingBag(V, D, grad_mode=grad_mode, **kwargs), torch.nn.EmbeddingBag(V, D, **kwargs)
-    theirs.load_state_dict(ours.state_dict())
-    arguments = {
-        "offsets": (ids(), OFFSETS),
-        "last offset": (ids(), torch.tensor([0, 2, 2, 9])),
-        "2-D": (ids(20).reshape(4, 5),),
-        "int32": (ids(dtype=torch.int32), OFFSETS.int()),
-    }[form]
-    bags = theirs(*arguments).shape[0]
-    cotangent = torch.randn(bags, D, dtype=torch.float64)
-    got = run(lambda: ours(*arguments), [ours.weight], cotangent)
-    want = run(lambda: theirs(*arguments), [theirs.weight], cotangent)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("grad_mode", GRAD_MODES)
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "weighted"), [*itertools.product(["sum", "mean", "sqrtn"], [False, True]), ("max", False)]
+)
 @pytest.mark.parametrize("padding_idx", [None, 4])
 @pytest.mark.parametrize("two_d", [False, True])
 def test_agrees_with_the_formulas(grad_mode, mode, weighted, padding_idx, two_d):
@@ -112,34 +92,6 @@ def test_zero_denominators_give_zero(mode):
     assert not output[0].any() and output[1].any()
     output.sum().backward()
     assert not weights.grad[:2].any() and not module.weight.grad[1:3].any()
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
-@pytest.mark.parametrize("dim", [1, 2, 5])
-def test_gradcheck(mode, dim):
-    module = nn.EmbeddingBag(V, dim, mode=mode, dtype=torch.float64)
-    weights = None if mode == "max" else torch.rand(9, dtype=torch.float64, requires_grad=True)
-
-    def lookup(weight, weights):
-        return torch.func.functional_call(module, {"weight": weight}, (ids(), OFFSETS, weights))
-
-    weight = torch.randn(V, dim, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lookup, (weight, weights))
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("grad_mode", GRAD_MODES)
-def test_half_tables(mode, dtype, grad_mode):
-    module = nn.EmbeddingBag(V, D, mode=mode, grad_mode=grad_mode, dtype=dtype)
-    weights = None if mode == "max" else torch.rand(9).to(dtype)
-    output = module(ids(), OFFSETS, weights)
-    assert output.dtype is dtype
-    wide = None if weights is None else weights.float()
-    want = reference(module.weight.detach().float(), ids(), OFFSETS, wide, mode)
-    assert torch.equal(output, want.to(dtype)) or torch.allclose(output.float(), want, rtol=1e-2)
-    output.sum().backward()
-    assert module.weight.grad.dtype is dtype
 
 
 def test_max_norm_changes_the_table_as_torch_does():
@@ -187,16 +139,6 @@ def test_from_pretrained():
     module = nn.EmbeddingBag.from_pretrained(table, mode="sqrtn", padding_idx=1, grad_mode="sparse")
     assert (module.mode, module.padding_idx, module.grad_mode) == ("sqrtn", 1, "sparse")
     assert module.weight.data_ptr() == table.data_ptr() and not module.weight.requires_grad
-
-
-@cpu_only
-@pytest.mark.parametrize("direction", ["to torch", "from torch"])
-def test_state_dict_round_trip(direction):
-    ours, theirs = nn.EmbeddingBag(5, 3, grad_mode="auto"), torch.nn.EmbeddingBag(5, 3)
-    source, target = (ours, theirs) if direction == "to torch" else (theirs, ours)
-    assert list(source.state_dict()) == list(target.state_dict()) == ["weight"]
-    target.load_state_dict(source.state_dict())
-    assert torch.equal(ours.weight, theirs.weight)
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
@@ -254,7 +196,6 @@ def test_a_last_offset_that_is_not_the_end_of_the_ids(end):
         ((torch.tensor([1]), torch.tensor([[0]])), r"offsets must have rank 1, got shape \(1, 1\)"),
         ((torch.tensor([1]), torch.tensor([0.0])), "offsets must be"),
         ((ids(), OFFSETS, torch.ones(8)), r"per_sample_weights must have the shape of input, \(9,\), got \(8,\)"),
-        ((ids(), OFFSETS, torch.ones(9).double()), "per_sample_weights must have the dtype of weight"),
         ((torch.tensor([1, 2]), torch.tensor([0]), torch.tensor([1.0, float("nan")])), r"per_sample_weights\[1\].*nan"),
     ],
 )
@@ -263,10 +204,6 @@ def test_other_bad_input(arguments, message):
         nn.EmbeddingBag(V, D)(*arguments)
 
 
-def test_bad_construction_and_weights_in_mode_max():
+def test_a_mode_that_there_is_not():
     with pytest.raises(ValueError, match="mode must be one of 'sum', 'mean', 'sqrtn', 'max', got 'median'"):
         nn.EmbeddingBag(V, D, mode="median")
-    with pytest.raises(ValueError, match=r"EmbeddingBag: padding_idx must be None or in \[-12, 12\), got 12"):
-        nn.EmbeddingBag(V, D, padding_idx=12)
-    with pytest.raises(ValueError, match="per_sample_weights must be None in mode max"):
-        nn.EmbeddingBag(V, D, mode="max")(ids(), OFFSETS, torch.ones(9))

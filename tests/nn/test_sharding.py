@@ -1,4 +1,4 @@
-"""fully_shard and ZeroRedundancyOptimizer: two processes train tables as one does with torch's own, or refuse."""
+"""fully_shard: two processes train tables as one does with torch's own, or refuse; see also tests/clients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from kinds import WithHead
 from torchsparse_rec import nn, optim
 
@@ -49,20 +47,12 @@ def compare(got, want):
 
 def train(how, kind, mode, optimizer):
     model = WithHead(kind, mode)
-    keywords = {"in_backward": True} if mode == "fused" and optimizer.__module__.startswith("torchsparse_rec") else {}
-    call = model
-    if how == "zero":
-        made = ZeroRedundancyOptimizer(model.parameters(), optimizer, lr=0.1, **keywords)
-        call = DistributedDataParallel(model)
-    else:
-        if how == "nested":
-            fully_shard(model.tables, mesh=mesh)
-        ignored = set(model.tables.parameters()) if how == "ignored" else set()
-        fully_shard(model, mesh=mesh, ignored_params=ignored)
-        made = optimizer(model.parameters(), lr=0.1, **keywords)
+    ignored = set(model.tables.parameters()) if how == "ignored" else set()
+    fully_shard(model, mesh=mesh, ignored_params=ignored)
+    made = optimizer(model.parameters(), lr=0.1, **({"in_backward": True} if mode == "fused" else {}))
     ranks = [0, 1] if how == "ignored" else [rank]  # nobody adds up the gradients of these
     for number in range(4):
-        step(call, made, number, ranks)
+        step(model, made, number, ranks)
     compare(model, alone(kind, optimizer, 4))
     if how == "plain" and mode == "dense":
         reshard(model, made, kind, optimizer)
@@ -95,9 +85,7 @@ def attempt(*case):
 MODES = ("dense", "sparse", "fused", "auto")
 for kind in ("table", "collection"):
     for mode in MODES:
-        for how in ("plain", "nested", "zero"):
-            attempt(how, kind, mode, optim.Adam)
-        attempt("zero", kind, mode, optim.SGD)
+        attempt("plain", kind, mode, optim.Adam)
         attempt("ignored", kind, mode, optim.Adam)
     attempt("plain", kind, "dense", torch.optim.Adam)
 attempt("plain", "variable", None, optim.Adam)
@@ -118,19 +106,17 @@ KINDS = ("table", "collection")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fully_shard_of_strided_gradients_is_right(said: dict, kind: str) -> None:
-    for how in ("plain", "nested"):
-        for mode in ("dense", "auto"):
-            assert said[how, kind, mode, "torchsparse_rec.Adam"] == "right"
+    for mode in ("dense", "auto"):
+        assert said["plain", kind, mode, "torchsparse_rec.Adam"] == "right"
     assert said["plain", kind, "dense", "torch.Adam"] == "right"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fully_shard_refuses_other_gradients(said: dict, kind: str) -> None:
-    for how in ("plain", "nested"):
-        for mode in ("sparse", "fused"):
-            refusal = said[how, kind, mode, "torchsparse_rec.Adam"]
-            assert f"grad_mode='{mode}': the table is in fully_shard" in refusal
-            assert "choose grad_mode='dense' or 'auto'" in refusal
+    for mode in ("sparse", "fused"):
+        refusal = said["plain", kind, mode, "torchsparse_rec.Adam"]
+        assert f"grad_mode='{mode}': the table is in fully_shard" in refusal
+        assert "choose grad_mode='dense' or 'auto'" in refusal
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,18 +128,3 @@ def test_what_fully_shard_leaves_out(said: dict, kind: str) -> None:
 def test_a_table_that_grows_refuses_fully_shard(said: dict) -> None:
     refusal = said["plain", "variable", "None", "torchsparse_rec.Adam"]
     assert "a table that grows cannot be in fully_shard" in refusal and "leave it out" in refusal
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_zero_redundancy(said: dict, kind: str) -> None:
-    for mode in ("dense", "auto"):
-        assert said["zero", kind, mode, "torchsparse_rec.Adam"] == "right"
-    for mode in ("dense", "sparse", "auto"):
-        assert said["zero", kind, mode, "torchsparse_rec.SGD"] == "right"
-    for optimizer in ("Adam", "SGD"):
-        assert "RuntimeError: grad_mode='fused'" in said["zero", kind, "fused", f"torchsparse_rec.{optimizer}"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_zero_redundancy_sees_rows_that_lag(said: dict, kind: str) -> None:
-    assert said["zero", kind, "sparse", "torchsparse_rec.Adam"] == "right"
