@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchsparse_rec import initializers, nn, optim
+from torchsparse_rec import initializers, nn, optim, variable
 
 from . import tiers
 from .ids import zipf_ids

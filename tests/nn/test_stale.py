@@ -142,14 +142,14 @@ OTHER_READS = {
 @pytest.mark.parametrize("grad_mode", MODES)
 @pytest.mark.parametrize("read", OTHER_READS)
 def test_readers_of_model_and_optimizer_see_current_rows(read: str, grad_mode: str) -> None:
-    _, want, model, optimizer = behind(grad_mode)
+    _, want, model, optimizer = stale_table(grad_mode)
     close(OTHER_READS[read](model, optimizer), want)
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_lookups_write_nothing(grad_mode: str) -> None:
-    parameter, _, model, optimizer = behind(grad_mode)
+    parameter, _, model, optimizer = stale_table(grad_mode)
     with as_stored():
         before, version = parameter.detach().clone(), parameter._version
     rows_of(model), without_gradient(lambda: rows_of(model))

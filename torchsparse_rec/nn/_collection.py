@@ -18,7 +18,6 @@ from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
-from ..variable.initial import Uniform
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
