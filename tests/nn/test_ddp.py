@@ -112,7 +112,7 @@ def test_an_optimizer_that_no_longer_takes_what_was_settled_is_named() -> None:
     table.use_optimizer(optimizer)
     assert table.sparse
     optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(RuntimeError, match="was settled.* torch.SGD does not take them exactly: its momentum, 0.9"):
+    with pytest.raises(RuntimeError, match="were settled on.* torch.SGD does not take them exactly: its momentum, 0.9"):
         table(torch.tensor([1]))
 
 

@@ -187,5 +187,5 @@ def test_a_table_of_another_width_is_refused() -> None:
 
     bags = collection(DIM)
     bags.embedding_bags["t"] = collection(DIM + 1).embedding_bags["t"]
-    with pytest.raises(RuntimeError, match=f"embedding_dim of their configs, {DIM} in all, got {DIM + 1}"):
+    with pytest.raises(RuntimeError, match=f"embedding_dims of their configs, {DIM} together, got {DIM + 1}"):
         bags({"f": torch.tensor([1])})

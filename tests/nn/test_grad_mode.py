@@ -104,7 +104,7 @@ def test_auto_is_dense_for_small_tables_and_without_an_optimizer():
 
 def test_use_optimizer_wants_one_that_holds_the_table():
     module = nn.Embedding(*SMALL, grad_mode="auto")
-    with pytest.raises(ValueError, match="optimizer must hold the module's weight, got a SGD without"):
+    with pytest.raises(ValueError, match="optimizer must hold the module's weight, got a SGD without it"):
         module.use_optimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
 
 

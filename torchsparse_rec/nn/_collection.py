@@ -161,9 +161,9 @@ class Collection(HasGradMode):
             for name, table in self._modules[self._children]._modules.items():  # type: ignore[union-attr]
                 if "weight" not in table._parameters and table._forward_pre_hooks:  # type: ignore[union-attr]
                     raise RuntimeError(
-                        f"{type(self).__name__}: a hook computes the weight of table {name!r} (torch.nn.utils.prune "
-                        "does so), which a collection, calling no table by itself, would not run: use "
-                        "torch.nn.utils.parametrize, or Embedding and EmbeddingBag"
+                        f"{type(self).__name__}: a forward hook computes the weight of table {name!r}, as "
+                        "torch.nn.utils.prune does; a collection does not call its tables, so the hook would not run: "
+                        "use torch.nn.utils.parametrize, or Embedding and EmbeddingBag in place of the collection"
                     ) from None
             return [table._stored_weight() for table in self._tables]
 
@@ -298,7 +298,7 @@ class Collection(HasGradMode):
         chosen = [table for table in self._tables if id(table._stored_weight()) in held]
         if not chosen:
             name = type(optimizer).__name__
-            raise ValueError(f"use_optimizer: optimizer must hold a table of the collection, got a {name} without")
+            raise ValueError(f"use_optimizer: optimizer must hold a table of the collection, got a {name} with none")
         for table in chosen:
             table.auto.announce(optimizer, table._stored_weight())  # type: ignore[arg-type]
 

@@ -114,7 +114,7 @@ class FusedLookups:
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
             if optimizer is None or not optimizer.in_backward:
-                got = "none" if optimizer is None else f"{type(optimizer).__name__} without"
+                got = "none" if optimizer is None else f"{type(optimizer).__name__} without it"
                 raise RuntimeError(_NO_OPTIMIZER.format(got))
             result.append((optimizer, weights))
         return result
@@ -225,22 +225,23 @@ def _wide(values: Tensor) -> Tensor:
 
 
 # Error messages; each names the way out.
-_OTHER_MODES = "choose grad_mode='sparse' or 'dense' for it"
+_OTHER_MODES = "choose grad_mode='sparse' or 'dense' for the table"
 _NO_OPTIMIZER = (
-    "grad_mode='fused': backward() updates the table, which an optimizer of torchsparse_rec.optim made with "
-    "in_backward=True must hold, got {}: make one before training, or " + _OTHER_MODES
+    "grad_mode='fused': the table must be held by an optimizer of torchsparse_rec.optim that was made with "
+    "in_backward=True, by which backward() updates it, got {}: make one before training, or " + _OTHER_MODES
 )
 _HAS_GRAD = (
-    "grad_mode='fused': the table has a .grad, which its updates in backward() leave out: something else than lookups "
-    "uses it (tied weights, a penalty on weight), or another grad_mode did before. Set it to None, or " + _OTHER_MODES
+    "grad_mode='fused': the table has a .grad, which backward() ignores when it updates the table. It comes from "
+    "something other than lookups (tied weights, a penalty on weight), or from another grad_mode before: set .grad to "
+    "None, or " + _OTHER_MODES
 )
 _HAS_HOOKS = (
-    "grad_mode='fused': the table has a hook on its gradient, which would never run, as backward() updates the table "
-    "instead: remove the hook, or " + _OTHER_MODES
+    "grad_mode='fused': the table has a hook on its gradient, which would never run: backward() updates the table and "
+    "gives it no gradient. Remove the hook, or " + _OTHER_MODES
 )
 _IN_DDP = (
     "grad_mode='fused': the table is in a DistributedDataParallel, which adds up gradients over processes, but "
-    "backward() updates the table with this process's alone: " + _OTHER_MODES
+    "backward() updates the table by the gradient of this process alone: " + _OTHER_MODES
 )
 
 

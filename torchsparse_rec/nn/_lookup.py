@@ -30,8 +30,8 @@ WHY_UNTRACED = (
 
 
 NO_TORCHSCRIPT = (
-    "{}: torch.jit cannot compile this lookup: use torch.export of the model in eval(), or turn tables into torch's "
-    "own by torchsparse_rec.nn.revert(model) before"
+    "{}: torch.jit cannot compile this lookup: use torch.export with the model in eval(), or first turn its tables "
+    "into torch's by torchsparse_rec.nn.revert(model)"
 )
 
 

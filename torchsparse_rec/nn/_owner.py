@@ -91,8 +91,8 @@ class TableOwner(torch.nn.Module):
 
 
 @torch.compiler.disable(
-    reason="the whole table is brought up to date, in place: use grad_mode='dense', or compile without fullgraph, "
-    "which leaves that out of the graph"
+    reason="stale rows are flushed before the whole table is read, which cannot be part of a graph: use "
+    "grad_mode='dense' for the table, or compile without fullgraph"
 )
 def _flush_untraced(module: TableOwner) -> None:
     module._flush()

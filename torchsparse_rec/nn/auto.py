@@ -75,7 +75,7 @@ class Announced:
         ]
         if not places:
             raise ValueError(
-                f"use_optimizer: optimizer must hold the module's weight, got a {_name(optimizer)} without"
+                f"use_optimizer: optimizer must hold the module's weight, got a {_name(optimizer)} without it"
             )
         self.optimizer = weakref.ref(optimizer)
         self.group, self.position = places[0]
@@ -183,8 +183,8 @@ class AutoChoice:
         if self.settled:
             if self.mode == "sparse" and obstacle is not None and table_of(weight).optimizer is None:
                 raise RuntimeError(
-                    "grad_mode='auto': the choice of sparse gradients was settled, as for DistributedDataParallel, but "
-                    f"{self.optimizer(weight)} does not take them exactly: {obstacle}"
+                    "grad_mode='auto': sparse gradients were settled on, as DistributedDataParallel needs one layout "
+                    f"throughout, but {self.optimizer(weight)} does not take them exactly: {obstacle}"
                 )
         elif obstacle is not None:
             self.mode = "dense"

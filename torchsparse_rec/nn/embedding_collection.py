@@ -105,15 +105,15 @@ class EmbeddingBagCollection(Collection):
             values = self._look_up(places, self._ids(x, bags, True), self._lengths(x))
             if values.shape[1] != self._width:
                 raise RuntimeError(
-                    f"{type(self).__name__}: the tables must have the embedding_dim of their configs, {self._width} in "
-                    f"all, got {values.shape[1]}"
+                    f"{type(self).__name__}: the tables must have the embedding_dims of their configs, {self._width} "
+                    f"together, got {values.shape[1]}"
                 )
             return KeyedTensor._build({"values": values}, self._form)
         inverse = x.inverse_indices_or_none()
         if inverse is None:
             raise ValueError(
                 f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes "
-                f"{bags}; lookup() takes them as they are"
+                f"{bags}; lookup() takes features of different batch sizes"
             )
         rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
         pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False), self._lengths(x)))

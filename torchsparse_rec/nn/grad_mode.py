@@ -65,8 +65,8 @@ class HasGradMode(FusedOwner):
     def qconfig(self, value: Any) -> None:
         if "_qconfig" not in self.__dict__:
             warnings.warn(
-                f"{type(self).__name__}: torch.ao.quantization takes torch's own classes and leaves this table as it "
-                "is: torchsparse_rec.nn.revert(model) before, if tables are to be quantised",
+                f"{type(self).__name__}: torch.ao.quantization converts torch's own classes alone and leaves this "
+                "table as it is: to quantise tables, call torchsparse_rec.nn.revert(model) first",
                 stacklevel=2,
             )
         self.__dict__["_qconfig"] = value
@@ -101,8 +101,8 @@ class HasGradMode(FusedOwner):
         """
         if self.training and kind not in (None, "dense"):
             raise RuntimeError(
-                f"{type(self).__name__}: grad_mode={kind!r} cannot be exported in train(), as its gradients are no "
-                "part of a program: call eval() on the model before torch.export, or train it with grad_mode='dense'"
+                f"{type(self).__name__}: grad_mode={kind!r} cannot be exported in train(): an exported program "
+                "cannot have its gradients. Call eval() on the model before torch.export, or use grad_mode='dense'"
             )
         return "dense"
 
@@ -120,8 +120,8 @@ class HasGradMode(FusedOwner):
         """Raise ``RuntimeError`` if ``kind`` is not ``"dense"`` and ``fully_shard`` holds the table."""
         if kind != "dense" and not torch.compiler.is_compiling() and is_in_fsdp(self):
             raise RuntimeError(
-                f"grad_mode={kind!r}: the table is in fully_shard, which adds up strided gradients over processes and "
-                "no others: choose grad_mode='dense' or 'auto' for it, or leave it out by ignored_params"
+                f"grad_mode={kind!r}: the table is in fully_shard, which can add up only strided gradients over "
+                "processes: choose grad_mode='dense' or 'auto' for the table, or leave it out by ignored_params"
             )
 
     def _choose(self, auto: AutoChoice, weight: Tensor) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["InBackward"]
 
 _ALREADY_WRITTEN = (
-    "{}, but backward() has already written this step's rows of a table in grad_mode='fused': choose "
-    "grad_mode='sparse' for it, or an optimizer without in_backward=True where the mode is 'auto'"
+    "{}, but backward() has already updated a table in grad_mode='fused' for this step: choose grad_mode='sparse' for "
+    "the table or, if its mode is 'auto', an optimizer without in_backward=True"
 )
 
 
@@ -62,7 +62,7 @@ class InBackward(Checkpoints):
             if any(grad_of(parameter) is not None for parameter in done.parameters):
                 raise RuntimeError(
                     _ALREADY_WRITTEN.format(
-                        f"{type(self).__name__}: a table has a .grad, of something else than its lookups (tied "
+                        f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied "
                         "weights, a penalty on weight)"
                     )
                 )

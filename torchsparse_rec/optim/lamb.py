@@ -71,7 +71,8 @@ class LAMB(RowOptimizer):
         """Add a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
         if not param_group.get("lazy", self._row_defaults["lazy"]):
             raise ValueError(
-                "LAMB: lazy must be True: what a row without gradient would do depends on its norm at every step"
+                "LAMB: lazy must be True, got False: the step of a row without gradient depends on the row's norm at "
+                "that step, so it cannot be caught up later"
             )
         super().add_param_group(param_group)
 

@@ -384,15 +384,16 @@ class RowOptimizer(InBackward):
             except ValueError:
                 self._warn_once(
                     f"{type(self).__name__}: weight_decay={group['weight_decay']} goes through the second moment, so "
-                    "every step of a table updates all its rows, as torch does. Decoupled decay (AdamW) or lazy=True "
-                    "updates those of the batch"
+                    "every step updates all rows of a table, as torch does. With decoupled decay (AdamW) or lazy=True "
+                    "a step updates the rows of the batch alone"
                 )
                 others = ALL_ROWS
             if motion == "weight" and not owned:
                 self._warn_once(
-                    f"{type(self).__name__}: a sparse gradient of a table whose lookups, or parameter's class, are not "
-                    "ours: every step updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a "
-                    "step costs what the batch touches; lazy=True leaves the other rows alone"
+                    f"{type(self).__name__}: a table with a sparse gradient is looked up by a module that is not of "
+                    "torchsparse_rec.nn, or its parameter has a class of its own: every step updates all its rows, as "
+                    "torch does. After torchsparse_rec.nn.convert(model) a step costs what the batch touches; "
+                    "lazy=True leaves the other rows as they are"
                 )
                 others = ALL_ROWS
             elif not rule.regular:

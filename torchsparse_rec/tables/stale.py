@@ -154,8 +154,8 @@ def _flush_among(arguments: Any) -> None:
 
 
 @torch.compiler.disable(
-    reason="rows of a table are brought up to date before they are read, which cannot be part of a graph: use "
-    "grad_mode='dense' for the table, or compile without fullgraph"
+    reason="stale rows are flushed before a table is read, which cannot be part of a graph: use grad_mode='dense' for "
+    "the table, or compile without fullgraph"
 )
 def _flush_untraced(arguments: Any) -> None:
     _flush_among(arguments)

@@ -40,9 +40,9 @@ __all__ = [
 ]
 
 SECOND_BACKWARD = (
-    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first has updated "
-    "it already (in the same thread or another, or it raised). Add up the losses for one backward(), call step() after "
-    "each, or choose grad_mode='sparse' for the table, whose gradients accumulate"
+    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first backward() "
+    "(in this thread or another, or one that raised) has already updated the table. Add up the losses and call "
+    "backward() once, call step() after each backward(), or choose grad_mode='sparse', in which gradients accumulate"
 )
 
 # Tables by the id of their parameter; when the parameter dies, its table is removed. A table is no attribute of the
