@@ -129,7 +129,7 @@ def called_by(name: str) -> set[str]:
             return function(*args, **kwargs)
 
     with mock.patch.object(ops, name, recorded):
-        names = {"torch": torch, **vars(module), name: recorded}
+        names = {**vars(module), name: recorded}
         example = doctest.DocTestParser().get_doctest(function.__doc__ or "", names, name, None, None)
         runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
         if runner.run(example).failed:

@@ -6,6 +6,7 @@ Contract and order of summation: csrc/segment.h. Kernels: csrc/cpu/segment.cpp, 
 
 from __future__ import annotations
 
+import torch as torch  # the examples use it
 from torch import Tensor
 
 from .. import _reduction
