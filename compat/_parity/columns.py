@@ -24,11 +24,6 @@ def spec(function: str, **arguments: Any) -> Spec:
     return {"function": function, "arguments": arguments}
 
 
-def _case(column: Spec, features: dict[str, Any], note: str, names: tuple[str, ...] | None = None) -> Case:
-    function = column["function"]
-    return Case(f"feature_column.{function}", {"column": column, "features": features}, note, names=names)
-
-
 # ---- Batches --------------------------------------------------------------------------------------------------------
 
 

@@ -96,26 +96,19 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def _run_tensorflow(layer: str, tf: Any, arguments: dict[str, Any]) -> Any:
-    arguments, inputs = _split(arguments)
-    keras = importlib.import_module("keras")
-    strings = tuple(tf.constant(x) if isinstance(x, np.ndarray) else x for x in inputs) if _several(inputs) else inputs
-    return getattr(keras.layers, layer)(**arguments)(strings)
+    given = dict(arguments)
+    inputs = given.pop("inputs")
+    if isinstance(inputs, tuple):
+        inputs = tuple(tf.constant(x) if isinstance(x, np.ndarray) else x for x in inputs)
+    return getattr(importlib.import_module("keras").layers, layer)(**given)(inputs)
 
 
 def _run_ours(layer: str, arguments: dict[str, Any]) -> Any:
     from .. import keras
 
-    arguments, inputs = _split(arguments)
-    return getattr(keras, layer)(**arguments)(inputs)
-
-
-def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return the layer's arguments and its inputs."""
-    return {name: value for name, value in arguments.items() if name != "inputs"}, arguments["inputs"]
-
-
-def _several(inputs: Any) -> bool:
-    return isinstance(inputs, tuple)
+    given = dict(arguments)
+    inputs = given.pop("inputs")
+    return getattr(keras, layer)(**given)(inputs)
 
 
 def _operator(layer: str, hand_picked: Any) -> Operator:

@@ -16,7 +16,6 @@ from .case import INF, NAN, Case, Operator, Outcome, Reference
 from .draw import one_of, size
 
 _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
-_Layer = tuple[dict[str, Any], Any]
 
 
 def _case(layer: str, arguments: dict[str, Any], inputs: Any, note: str, **more: Any) -> Case:

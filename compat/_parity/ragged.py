@@ -26,10 +26,6 @@ _METHODS = (
 )
 
 
-def _rows(values: Any, row_splits: Tensor) -> RaggedTensor:
-    return RaggedTensor(values, row_splits)
-
-
 # Arguments that methods refuse; methods without an entry are given an argument that they do not have.
 _WRONG: dict[str, dict[str, Any]] = {"row_lengths": {"axis": 2}, "to_tensor": {"shape": [2]}}
 
@@ -52,13 +48,13 @@ def _ragged(rng: np.random.Generator, elements: int) -> RaggedTensor:
     inner: Any
     if rng.random() < 0.3:
         deep = rng.integers(0, 4, count)
-        inner = _rows(draw.values(rng, (int(deep.sum()),), torch.float32), _splits(deep))
+        inner = RaggedTensor(draw.values(rng, (int(deep.sum()),), torch.float32), _splits(deep))
     elif rng.random() < 0.15:
         inner = draw.strings(rng, count, 8)
     else:
         shape = (count,) if rng.random() < 0.7 else (count, int(rng.integers(1, 4)))
         inner = draw.values(rng, shape, draw.one_of(rng, (*FLOATS, *INTEGERS)))
-    return _rows(inner, _splits(lengths))
+    return RaggedTensor(inner, _splits(lengths))
 
 
 def _method_case(operator: str, ragged: RaggedTensor, note: str, further: dict[str, Any] | None = None) -> Case:
@@ -83,15 +79,15 @@ def random_method(rng: np.random.Generator, operator: str, elements: int) -> Cas
 
 
 def _picked_method(operator: str) -> list[Case]:
-    flat = _rows(torch.arange(4.0), torch.tensor([0, 3, 3, 4]))
-    deep = _rows(_rows(torch.arange(5), torch.tensor([0, 3, 4, 5])), torch.tensor([0, 2, 2, 3]))
+    flat = RaggedTensor(torch.arange(4.0), torch.tensor([0, 3, 3, 4]))
+    deep = RaggedTensor(RaggedTensor(torch.arange(5), torch.tensor([0, 3, 4, 5])), torch.tensor([0, 2, 2, 3]))
     return [
         _method_case(operator, flat, "one level"),
         _method_case(operator, deep, "two levels"),
         _method_case(operator, flat.with_values(torch.arange(8.0).reshape(4, 2)), "vectors"),
         _method_case(operator, flat.with_values(["a", "b", "", "c"]), "strings"),
-        _method_case(operator, _rows(torch.empty(0), torch.tensor([0])), "nothing"),
-        _method_case(operator, _rows(torch.empty(0), torch.tensor([0, 0, 0])), "empty rows"),
+        _method_case(operator, RaggedTensor(torch.empty(0), torch.tensor([0])), "nothing"),
+        _method_case(operator, RaggedTensor(torch.empty(0), torch.tensor([0, 0, 0])), "empty rows"),
         Case(operator, {"self": flat, **_WRONG.get(operator.split(".")[1], {"anything": 1})}, "a wrong argument"),
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -227,38 +226,22 @@ def _picked_fill_grad(operator: str) -> list[Case]:
     ]
 
 
-_Draw = Callable[[np.random.Generator, str, int], Case]
-_Pick = Callable[[str], list[Case]]
-_References = Callable[[Case, Outcome], dict[str, Reference]]
-
-
-def _exact(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    return {}
-
-
-def _operators(
-    names: tuple[str, ...], random: _Draw, picked: _Pick, references: _References = _exact
-) -> dict[str, Operator]:
-    return {name: Operator(random, picked, references) for name in names}
-
-
 OPERATORS: dict[str, Operator] = {
-    **_operators(("sparse.reshape", "raw_ops.SparseReshape"), random_reshape, _picked_reshape),
-    **_operators(
-        ("sparse.fill_empty_rows", "raw_ops.SparseFillEmptyRows", "raw_ops.RaggedFillEmptyRows"),
-        random_fill,
-        _picked_fill,
-        _fill_references,
-    ),
-    **_operators(
-        ("raw_ops.SparseFillEmptyRowsGrad", "raw_ops.RaggedFillEmptyRowsGrad"),
-        random_fill_grad,
-        _picked_fill_grad,
-        _fill_grad_references,
-    ),
-    **_operators(("sparse.reorder", "raw_ops.SparseReorder"), random_reorder, picked_reorder),
-    **_operators(("sparse.retain",), random_retain, picked_retain),
-    **_operators(("sparse.to_dense", "raw_ops.SparseToDense"), random_dense, picked_dense, dense_references),
-    **_operators(("sparse.from_dense",), random_from_dense, picked_from_dense),
+    **{name: Operator(random_reshape, _picked_reshape) for name in ("sparse.reshape", "raw_ops.SparseReshape")},
+    **{
+        name: Operator(random_fill, _picked_fill, _fill_references)
+        for name in ("sparse.fill_empty_rows", "raw_ops.SparseFillEmptyRows", "raw_ops.RaggedFillEmptyRows")
+    },
+    **{
+        name: Operator(random_fill_grad, _picked_fill_grad, _fill_grad_references)
+        for name in ("raw_ops.SparseFillEmptyRowsGrad", "raw_ops.RaggedFillEmptyRowsGrad")
+    },
+    **{name: Operator(random_reorder, picked_reorder) for name in ("sparse.reorder", "raw_ops.SparseReorder")},
+    "sparse.retain": Operator(random_retain, picked_retain),
+    **{
+        name: Operator(random_dense, picked_dense, dense_references)
+        for name in ("sparse.to_dense", "raw_ops.SparseToDense")
+    },
+    "sparse.from_dense": Operator(random_from_dense, picked_from_dense),
     **RAGGED,
 }

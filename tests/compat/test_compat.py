@@ -72,14 +72,6 @@ def test_a_golden_file_can_be_read_back(tmp_path):
 # ---- What TensorFlow has wrong, or torch has not --------------------------------------------------------------------
 
 
-def test_the_gradient_of_no_entries_is_zeros(device):
-    for function in (tf.sparse.segment_sum, tf.sparse.segment_mean, tf.sparse.segment_sqrt_n):
-        data = torch.ones(50, 3, device=device, requires_grad=True)
-        none = torch.empty(0, dtype=torch.int64, device=device)
-        function(data, none, none, 4).sum().backward()
-        assert torch.equal(data.grad, torch.zeros_like(data))
-
-
 def test_subnormal_numbers_are_kept(device):
     data = torch.tensor([1e-40, 2e-40], device=device)
     assert tf.sparse.segment_sum(data, [0, 1], [0, 0]).item() == data.double().sum().float().item() != 0
@@ -103,14 +95,6 @@ def test_unique_of_every_half_number(dtype):
     restored = y[idx.long()].view(torch.int16)
     assert torch.equal(restored[torch.cat([x, x]) != 0], torch.cat([x, x])[torch.cat([x, x]) != 0].view(torch.int16))
     assert int(count.sum()) == 2**17
-
-
-def test_integers_hash_as_their_text(device):
-    numbers = torch.tensor([[0, -7], [2**63 - 1, -(2**63)]], device=device)
-    texts = [[str(number) for number in row] for row in numbers.tolist()]
-    assert tf.strings.to_hash_bucket_fast(numbers, 997).tolist() == (
-        tf.strings.to_hash_bucket_fast(texts, 997).tolist()
-    )
 
 
 def test_strings_from_pyarrow():

@@ -86,14 +86,3 @@ def test_criteo():
         assert made.sparse[key].values().tolist() == expected
     bags = EmbeddingBagCollection(transform.embedding_bag_configs())
     assert bool(torch.isfinite(bags(made.sparse).values()).all())
-
-
-@pytest.mark.tensorflow
-def test_criteo_has_tensorflows_ids(tensorflow):
-    batch = criteo()
-    for k in range(1, 27):
-        words = batch[f"C{k}"]
-        column = features.categorical_column_with_hash_bucket(f"C{k}", 10_007)
-        made = FeatureTransform([column])({f"C{k}": words}).sparse
-        theirs = tensorflow.strings.to_hash_bucket_fast([x for x in words if x], 10_007)
-        assert made.values().tolist() == theirs.numpy().tolist()

@@ -292,29 +292,6 @@ def test_tables_without_columns_have_gradients(shape: tuple[int, ...], sparse: b
         assert grad.shape == shape and grad.is_sparse == sparse
 
 
-# ---- Large ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_norm", [None, 0.9])
-def test_same_bits_for_every_number_of_threads(max_norm: float | None, kernels: str, restore_threads: None) -> None:
-    items = 60_000 if kernels == "cpu" else 2_000
-    generator = torch.Generator().manual_seed(1)
-    parts = [torch.randn(items // 7 + shard, 33, generator=generator).requires_grad_() for shard in (2, 1, 1)]
-    ids = torch.randint(-2, 3 * (items // 7), (items,), generator=generator)
-    rows = torch.randint(0, items // 9, (items,), generator=generator)
-    weights = (torch.rand(items, generator=generator) - 0.1).requires_grad_()
-    results = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        pooled = ops.safe_embedding_lookup_sparse(
-            parts, ids, rows, num_rows=items // 9 + 1, weights=weights, default_id=1, max_norm=max_norm
-        )
-        results.append([pooled, *torch.autograd.grad(pooled.square().sum(), [*parts, weights])])
-    for other in results[1:]:
-        for mine, first in zip(other, results[0], strict=True):
-            assert_same_bits(mine, first)
-
-
 # ---- Weights of other dtypes, and NaN among them --------------------------------------------------------------------
 
 WEIGHTS = torch.tensor([0.3, 2.0, 1e-3, 0.5])

@@ -306,29 +306,3 @@ def test_equals_torch_embedding_bag(mode: str, weighted: bool, padding: int | No
     torch.testing.assert_close(ours, theirs)
     for pair in zip(gradient(ours, theirs + 1, *inputs), gradient(theirs, theirs + 1, *inputs), strict=True):
         torch.testing.assert_close(*pair)
-
-
-@pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
-def test_equals_tensorflow_weighted_lookup(tensorflow, mode: str) -> None:
-    generator = torch.Generator().manual_seed(4)
-    table = torch.randn(20, 6, generator=generator, dtype=torch.float64, requires_grad=True)
-    indices = torch.randint(0, 20, (40,), generator=generator)
-    offsets = torch.tensor([0, 5, 5, 8, 30, 38, 40])
-    weights = torch.randint(-4, 9, (40,), generator=generator).double().div(4)
-    weights[38:] = torch.tensor([1.0, -1.0])
-    weights.requires_grad_()
-    ours = ops.embedding_bag(table, indices, offsets, per_sample_weights=weights, mode=mode)
-    bags = torch.repeat_interleave(offsets.diff())
-    places = torch.stack([bags, torch.arange(40)], 1).numpy()
-    params, tf_weights = (tensorflow.constant(x.detach().numpy()) for x in (table, weights))
-    with tensorflow.GradientTape() as tape:
-        tape.watch([params, tf_weights])
-        sparse = [tensorflow.SparseTensor(places, values, (6, 40)) for values in (indices.numpy(), tf_weights)]
-        theirs = tensorflow.nn.embedding_lookup_sparse(params, *sparse, combiner=mode)
-    cotangent = torch.randn(6, 6, generator=generator, dtype=torch.float64)
-    wanted = tape.gradient(theirs, [params, tf_weights], tensorflow.constant(cotangent.numpy()))
-    torch.testing.assert_close(ours, torch.from_numpy(theirs.numpy()))
-    for actual, right in zip(gradient(ours, cotangent, table, weights), wanted, strict=True):
-        torch.testing.assert_close(actual, torch.from_numpy(tensorflow.convert_to_tensor(right).numpy()))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from devices import cpu_only
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -80,24 +79,6 @@ def test_layouts() -> None:
     expected = ops.cross_hashed([x[:, ::2].contiguous(), x[:, 1].contiguous()], 997)
     for actual, wanted in zip(ops.cross_hashed([x[:, ::2], x[:, 1]], 997), expected, strict=True):
         assert torch.equal(actual, wanted)
-
-
-@cpu_only
-def test_threads_give_the_same() -> None:
-    random = np.random.default_rng(0)
-    lengths = random.integers(0, 4, (3, 20_000))
-    lengths[:, 5000:9000] = 1
-    columns = [
-        (torch.from_numpy(random.integers(-(2**62), 2**62, n.sum())), torch.tensor([0, *n]).cumsum(0)) for n in lengths
-    ]
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(ops.cross_hashed(columns, 1_000_003))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(x, y) for other in results[1:] for x, y in zip(other, results[0], strict=True))
 
 
 def raises(text: str) -> Any:

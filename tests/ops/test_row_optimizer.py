@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from calls import assert_same_bits, call
+from calls import among_columns, assert_same_bits, call
 from optim.dense_optimizers import Dense
 from samples.row_optimizer import IDLE_RULES, RULES, last_steps_for, states_for, update_sample
 from samples.sample import Random
@@ -375,14 +375,7 @@ def test_a_gradient_without_sense_stays_in_its_row(rule: str, bad: float, kernel
         assert_same_bits(spoilt[others], same[others])
 
 
-def _columns(x: Tensor) -> Tensor:
-    """Return a view of the same values, between columns that belong to another tensor."""
-    wide = x.new_full((x.shape[0], x.shape[1] + 5), 99)
-    wide[:, 2:-3] = x
-    return wide[:, 2:-3]
-
-
-@pytest.mark.parametrize("layout", [_columns, lambda x: x.repeat_interleave(2, 0)[::2]])
+@pytest.mark.parametrize("layout", [among_columns, lambda x: x.repeat_interleave(2, 0)[::2]])
 def test_written_rows_may_be_any_distance_apart(layout: Callable[[Tensor], Tensor], kernels: str) -> None:
     sample = update_sample("", "adamw", ((7, 8),))
     weights, states, last, *rest = (x if not isinstance(x, list) else list(x) for x in sample.arguments)

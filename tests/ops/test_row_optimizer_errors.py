@@ -155,18 +155,6 @@ def test_bad_rows_are_skipped_by_emulated_kernels(emulated: object) -> None:
             assert_same_bits(x, y)
 
 
-def test_shared_memory_is_refused(kernels: str) -> None:
-    table, other = torch.ones(4, 3), torch.ones(4, 3)
-    rest = ([], None, None, [torch.ones(4, 3)])
-    given = {"rule": 3, "hyperparameters": ADAMW, "step": 1}
-    with pytest.raises(ValueError, match=r"exp_avg_sq\[0\] must not share memory with weights\[0\]"):
-        ops.row_optimizer_update_([table], [other, table], *rest, **given)
-    with pytest.raises(ValueError, match=r"exp_avg_sq\[0\] must not share memory with exp_avg\[0\]"):
-        ops.row_optimizer_update_([table], [other, other], *rest, **given)
-    with pytest.raises(ValueError, match=r"values\[0\] must not share memory with weights\[0\]"):
-        ops.row_optimizer_update_([table], [other, other.clone()], [], None, None, [table], **given)
-
-
 # By error: an argument and a position in it, and the argument and position whose tensor it is given.
 SHARED = {
     "weights[1] must not share memory with weights[0]": ("weights", 1, "weights", 0),

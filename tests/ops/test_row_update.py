@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from calls import assert_same_bits
+from calls import among_columns, assert_same_bits
 from samples.row_update import NUMBERS, row_update_sample
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -94,19 +94,12 @@ def test_threads_do_not_change_the_bits(rule: str, restore_threads: None) -> Non
 # ---- Layouts --------------------------------------------------------------------------------------------------------
 
 
-def _columns(x: Tensor) -> Tensor:
-    """Return a view of the same values, between columns that belong to another tensor."""
-    wide = x.new_full((x.shape[0], x.shape[1] + 5), 99)
-    wide[:, 2:-3] = x
-    return wide[:, 2:-3]
-
-
 def _all_but_one_column(x: Tensor) -> Tensor:
     """Return the same values in memory where the first row begins at an aligned address and the other rows do not."""
     return torch.cat([x, x.new_full((x.shape[0], 1), 99)], dim=1)[:, :-1]
 
 
-@pytest.mark.parametrize("layout", [_columns, _all_but_one_column, lambda x: x.repeat_interleave(2, 0)[::2]])
+@pytest.mark.parametrize("layout", [among_columns, _all_but_one_column, lambda x: x.repeat_interleave(2, 0)[::2]])
 def test_rows_may_be_any_distance_apart(layout: Callable[[Tensor], Tensor], kernels: str) -> None:
     arguments = list(row_update_sample("", "centered_rmsprop", shape=(8,)).arguments)
     wanted = _call(tuple(arguments))

@@ -23,7 +23,6 @@ DTYPES = [
     torch.uint32,
     torch.uint64,
 ]
-OPERATORS = [torch.ops.torchsparse_rec.unique.default, torch.ops.torchsparse_rec.unique_with_counts.default]
 
 
 def assert_equal(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -149,20 +148,6 @@ def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
     assert counts.eq(2).all() and counts.shape == (n,)
 
 
-@cpu_only
-def test_unique_is_the_same_for_every_number_of_threads():
-    before = torch.get_num_threads()
-    for span in (40_000, 2**62):
-        x = random_ids(40_000, span)[random_ids(200_000, 40_000) + 20_000]
-        results = []
-        for count in (1, 2, 3, 8):
-            torch.set_num_threads(count)
-            results.append(unique_with_counts(x))
-        torch.set_num_threads(before)
-        for other in results[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
 def test_unique_of_a_strided_vector():
     x = torch.arange(30).reshape(10, 3) // 7
     check(x[:, 1])
@@ -185,25 +170,3 @@ def test_unique_errors_name_the_argument_and_the_value(function, name):
     for dtype in (torch.float32, torch.bool, torch.complex64):
         with pytest.raises(ValueError, match=rf"^{name}: x must have an integer dtype, got "):
             function(torch.zeros(3, dtype=dtype))
-
-
-@pytest.mark.parametrize("operator", OPERATORS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
-def test_unique_opcheck(operator, dtype):
-    torch.library.opcheck(operator, (torch.tensor([7, 3, 7, 7, 9, 3], dtype=dtype),))
-
-
-@pytest.mark.parametrize("operator", OPERATORS, ids=str)
-def test_unique_opcheck_empty(operator):
-    torch.library.opcheck(operator, (torch.empty(0, dtype=torch.int32),))
-
-
-def test_unique_compiles_to_one_graph():
-    def weighted(x: Tensor) -> Tensor:
-        values, inverse, counts = unique_with_counts(x)
-        return (values * counts)[inverse] + unique(x).values.sum()
-
-    compiled = torch.compile(weighted, fullgraph=True, backend="aot_eager", dynamic=True)
-    for n in (10, 33):
-        x = random_ids(n, 7)
-        assert torch.equal(compiled(x), weighted(x))

@@ -87,20 +87,6 @@ def test_last_elements_and_unaligned_rows_count() -> None:
     check(x, 0)
 
 
-def test_the_same_for_every_number_of_threads() -> None:
-    x = torch.randint(0, 4, (60_000, 5), generator=torch.Generator().manual_seed(1))
-    given, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            results.append(unique_with_counts(x, 0))
-    finally:
-        torch.set_num_threads(given)
-    for result in results:
-        assert all(torch.equal(part, first) for part, first in zip(result, results[0], strict=True))
-    assert torch.equal(results[0].values[results[0].inverse], x) and int(results[0].counts.sum()) == len(x)
-
-
 def test_errors_name_the_argument_and_the_value() -> None:
     for dim in (2, -3):
         with pytest.raises(IndexError, match=rf"^unique: dim must be in \[-2, 2\), got {dim}$"):

@@ -243,6 +243,6 @@ def _exact_samples() -> list[Build]:
 
 LARGE_SAMPLES = _large_samples()
 # Quick samples, for checks of arithmetic alone.
-_QUICK = ("1000x", "1025x", "5000x17")
+_QUICK = ("1000x", "1025x", "5000x17", "1000_from")
 MIDDLE_SAMPLES = [build for build in LARGE_SAMPLES if build.name.split("-")[1].startswith(_QUICK)]
 EXACT_SAMPLES = _exact_samples()
