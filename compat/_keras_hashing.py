@@ -13,6 +13,7 @@ from ._keras_arguments import checked_salt
 from ._keras_encode import as_dtype, encode, mapped_values
 from ._keras_layer import Layer
 from .tensorflow import RaggedTensor, SparseTensor
+from .tensorflow._arguments import holds_integers
 from .tensorflow._tensors import as_values
 
 
@@ -220,6 +221,6 @@ def _feature(position: int, feature: Any) -> Tensor | np.ndarray:
     if isinstance(feature, (SparseTensor, RaggedTensor)):
         raise ValueError(f"inputs[{position}] must be dense, got a {type(feature).__name__}")
     values = as_values(f"inputs[{position}]", feature)
-    if isinstance(values, Tensor) and (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool):
+    if isinstance(values, Tensor) and not holds_integers(values):
         raise ValueError(f"inputs[{position}] must hold integers or strings, got {values.dtype}")
     return values

@@ -58,6 +58,11 @@ def _as_tensorflow_would(array: np.ndarray, empty: torch.dtype) -> np.ndarray:
     raise TypeError(f"numbers of numpy dtype {array.dtype}")
 
 
+def holds_integers(tensor: Tensor) -> bool:
+    """Say whether a tensor holds integers, of any width; booleans are none."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
 def as_size(argument: str, value: Any, dtypes: tuple[torch.dtype, ...] = (torch.int32, torch.int64)) -> Any:
     """
     Convert a scalar size to a Python integer (a SymInt while torch.compile traces); a CUDA tensor is read back.

@@ -48,7 +48,7 @@ def _with_int64(column: Column) -> Column:
     if isinstance(column, SparseTensor):
         if not isinstance(column.values, Tensor):
             return column
-        return SparseTensor(column.indices, column.values.to(torch.int64), column.dense_shape)
+        return column.with_values(column.values.to(torch.int64))
     return column.to(torch.int64) if isinstance(column, Tensor) else column
 
 

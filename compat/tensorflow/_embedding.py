@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ... import ops
 from ._arguments import as_size, as_tensor
-from ._sparse_segment import keep_coalesced, segment_reduce
+from ._sparse_segment import keep_coalesced, sparse_segment_reduce
 from ._tensors import RaggedTensor, SparseTensor
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -251,9 +252,7 @@ def _rows_of_any_rank(ids: SparseTensor | RaggedTensor) -> tuple[Tensor, int, li
     """Return each id's row, the number of rows and the rows' shape; all dimensions but the last count as rows."""
     if isinstance(ids, RaggedTensor):
         rows = ids.row_splits.shape[0] - 1
-        numbers = torch.arange(rows, device=ids.row_splits.device)
-        row_ids = torch.repeat_interleave(numbers, ids.row_splits.diff(), output_size=ids.values.shape[0])
-        return row_ids, rows, [rows]
+        return ids.value_rowids(), rows, [rows]
     *shape, last = ids.shape
     if len(shape) == 1:
         return ids.indices[:, 0], shape[0], shape
@@ -261,10 +260,7 @@ def _rows_of_any_rank(ids: SparseTensor | RaggedTensor) -> tuple[Tensor, int, li
     linear = ids.indices.new_zeros(ids.indices.shape[0])
     for dimension, size in enumerate(ids.shape):
         linear = linear * size + ids.indices[:, dimension]
-    rows = 1
-    for size in shape:
-        rows *= size
-    return torch.div(linear, max(last, 1), rounding_mode="trunc"), rows, shape
+    return torch.div(linear, max(last, 1), rounding_mode="trunc"), math.prod(shape), shape
 
 
 def _any_row_empty(ids: Tensor, row_ids: Tensor, num_rows: int, weights: Tensor | None, combiner: str) -> bool:
@@ -320,12 +316,16 @@ def _integer_lookup(
         row_ids, num_rows = ops.offsets_to_row_ids(rows["offsets"], ids.shape[0]), len(rows["offsets"]) - 1
     picked = _picked(shards, ids, partition_strategy)
     entries = torch.arange(len(ids), device=ids.device)
+
+    def summed(values: Tensor) -> Tensor:
+        return sparse_segment_reduce("sum", values, entries, row_ids, num_rows, False)
+
     if weights is None:
-        return segment_reduce("sum", picked, entries, row_ids, num_rows, False)
+        return summed(picked)
     weights = weights.to(picked.dtype).reshape(-1, *[1] * (picked.dim() - 1))
-    total = segment_reduce("sum", picked * weights, entries, row_ids, num_rows, False)
+    total = summed(picked * weights)
     if combiner == "sum":
         return total
-    denominator = segment_reduce("sum", weights, entries, row_ids, num_rows, False)
+    denominator = summed(weights)
     quotient = torch.div(total, denominator.masked_fill(denominator == 0, 1), rounding_mode="trunc")
     return quotient.masked_fill(denominator == 0, 0)

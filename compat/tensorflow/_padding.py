@@ -9,34 +9,28 @@ import torch
 from torch import Tensor
 
 from ._arguments import as_tensor
-from ._sparse_tensor import as_int64, as_scalar_like, check_kind, device_of, take
+from ._sparse_tensor import as_int64, as_scalar_like, check_kind, device_of, take, with_last
 
 
 def kept_lengths(dense: Tensor | np.ndarray, lengths: Any, padding: Any) -> Tensor:
-    """Return how much of each row of a dense tensor to keep: what ``lengths`` say, what is not padding, or all."""
+    """Return how much of each row to keep: the given lengths, what comes before padding, or all if both are None."""
     rows, columns = dense.shape[:2]
-    if padding is not None:
-        return _lengths_without_padding(dense, padding)
-    if lengths is None:
+    if lengths is not None:
+        kept = as_int64("lengths", lengths, device_of(dense)).clamp(0, columns)
+        if kept.shape != (rows,):
+            raise ValueError(f"lengths must have shape [{rows}], one for each row, got {list(kept.shape)}")
+        return kept
+    if padding is None:
         return torch.full((rows,), columns, device=device_of(dense))
-    kept = as_int64("lengths", lengths, device_of(dense)).clamp(0, columns)
-    if kept.shape != (rows,):
-        raise ValueError(f"lengths must have shape [{rows}], one for each row, got {list(kept.shape)}")
-    return kept
-
-
-def _lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
-    """Return the length of each row up to its last element that is not padding."""
     if isinstance(dense, Tensor):
         differs = dense != default_like(dense.flatten(0, 1), padding, "padding")
     else:
         differs = torch.from_numpy((dense != as_scalar_like("padding", padding, dense)).astype(bool))
     if differs.dim() > 2:
         differs = differs.flatten(2).any(2)
-    places = torch.arange(1, differs.shape[1] + 1, device=differs.device)
-    if differs.shape[1] == 0:
-        return places.new_zeros(differs.shape[0])
-    return torch.where(differs, places, 0).amax(1)
+    if columns == 0:
+        return torch.zeros(rows, dtype=torch.int64, device=differs.device)
+    return torch.where(differs, torch.arange(1, columns + 1, device=differs.device), 0).amax(1)
 
 
 def wanted_sizes(shape: Any, rank: int) -> list[int | None]:
@@ -69,18 +63,18 @@ def default_like(values: Any, default: Any, argument: str = "default_value") -> 
     return given
 
 
-def _with_last(values: Any, last: Any) -> Any:
-    """Return ``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
-    if isinstance(values, Tensor):
-        return torch.cat([values, last.expand(1, *values.shape[1:])])
-    row = np.empty((1, *values.shape[1:]), dtype=object)
-    row[...] = last
-    return np.concatenate([values, row])
-
-
-def padded_rows(values: Any, splits: Tensor, rows: int, columns: int, default: Any) -> Any:
-    """Return so many rows and columns of the values that ``splits`` part, with ``default`` where there is none."""
+def padded(ragged: Any, sizes: list[int | None], default: Any) -> Any:
+    """Return the dense form of a RaggedTensor: pad its outer rows, then the inner dimensions."""
+    inner, splits = ragged.values, ragged.row_splits
+    if hasattr(inner, "row_splits"):
+        bounds = inner.bounding_shape().tolist()
+        wanted = [b if s is None else s for s, b in zip(sizes[2:], bounds[1:], strict=True)]
+        inner = padded(inner, [None, *wanted], default)
+    elif any(size not in (None, have) for size, have in zip(sizes[2:], inner.shape[1:], strict=True)):
+        raise ValueError(f"shape must have the values' inner sizes {list(inner.shape[1:])}, got {sizes[2:]}")
+    rows = splits.shape[0] - 1 if sizes[0] is None else sizes[0]
+    columns = int(ragged.bounding_shape()[1]) if sizes[1] is None else sizes[1]
     splits = torch.cat([splits[: rows + 1], splits[-1:].expand(max(rows + 1 - splits.shape[0], 0))])
     places = splits[:-1].unsqueeze(1) + torch.arange(columns, device=splits.device)
-    places = torch.where(places < splits[1:].unsqueeze(1), places, values.shape[0])
-    return take(_with_last(values, default), places)
+    places = torch.where(places < splits[1:].unsqueeze(1), places, inner.shape[0])
+    return take(with_last(inner, default), places)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ... import ops
 from ._arguments import as_size
-from ._padding import default_like, kept_lengths, padded_rows, wanted_sizes
-from ._row_partitions import indices_of_rows, lengths_without_holes, splits_of_rowids
-from ._sparse_tensor import SparseTensor, as_int64, as_values, device_of, take
+from ._padding import default_like, kept_lengths, padded, wanted_sizes
+from ._sparse_tensor import SparseTensor, as_int64, as_values, checked, device_of, take
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class RaggedTensor:
 
     values: Any
     row_splits: Tensor
-
-    # ---- Factories ----
 
     @classmethod
     def from_row_splits(
@@ -48,11 +45,10 @@ class RaggedTensor:
             >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).row_splits
             tensor([0, 2, 2, 3])
         """
-        values = _as_inner(values)
-        splits = as_int64("row_splits", row_splits, _device(values))
-        count = _count(values)
+        values, splits = _with_partition(values, "row_splits", row_splits)
         if splits.dim() != 1 or splits.shape[0] < 1:
             raise ValueError(f"row_splits must be a vector of at least 1 element, got shape {list(splits.shape)}")
+        count = values.shape[0]
         if int(splits[0]) != 0 or int(splits[-1]) != count or bool((splits.diff() < 0).any()):
             raise ValueError(f"row_splits must go from 0 to {count}, the number of values, without decreasing")
         return cls(values, splits)
@@ -68,8 +64,7 @@ class RaggedTensor:
             >>> RaggedTensor.from_row_lengths([3, 1, 4], [2, 0, 1]).to_list()
             [[3, 1], [], [4]]
         """
-        values = _as_inner(values)
-        lengths = as_int64("row_lengths", row_lengths, _device(values))
+        values, lengths = _with_partition(values, "row_lengths", row_lengths)
         if lengths.dim() != 1 or bool((lengths < 0).any()):
             raise ValueError(f"row_lengths must be a vector of numbers >= 0, got {lengths.tolist()}")
         return cls.from_row_splits(values, ops.lengths_to_offsets(lengths))
@@ -92,26 +87,34 @@ class RaggedTensor:
             >>> RaggedTensor.from_value_rowids([3, 1, 4], [0, 0, 2], 4).to_list()
             [[3, 1], [], [4], []]
         """
-        values = _as_inner(values)
-        ids = as_int64("value_rowids", value_rowids, _device(values))
-        return cls.from_row_splits(values, splits_of_rowids(ids, _count(values), nrows))
+        values, ids = _with_partition(values, "value_rowids", value_rowids)
+        count = values.shape[0]
+        if ids.shape != (count,):
+            raise ValueError(
+                f"value_rowids must have one element for each of the {count} values, got shape {list(ids.shape)}"
+            )
+        least = int(ids[-1]) + 1 if ids.shape[0] else 0
+        rows = least if nrows is None else as_size("nrows", nrows)
+        if rows < max(least, 0):
+            raise ValueError(f"nrows must be at least {least}, the last of value_rowids + 1, got {rows}")
+        if bool((ids.diff() < 0).any()) or (ids.shape[0] and int(ids[0]) < 0):
+            raise ValueError(f"value_rowids must be sorted and not negative, got {ids.tolist()}")
+        return cls.from_row_splits(values, ops.row_ids_to_offsets(ids, rows))
 
     @classmethod
     def from_row_starts(
         cls, values: Any, row_starts: Any, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """Make the tensor from where each row begins; the first must begin at 0."""
-        values = _as_inner(values)
-        starts = as_int64("row_starts", row_starts, _device(values))
-        return cls.from_row_splits(values, torch.cat([starts, starts.new_tensor([_count(values)])]))
+        values, starts = _with_partition(values, "row_starts", row_starts)
+        return cls.from_row_splits(values, torch.cat([starts, starts.new_tensor([values.shape[0]])]))
 
     @classmethod
     def from_row_limits(
         cls, values: Any, row_limits: Any, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """Make the tensor from where each row ends; the last must end with the values."""
-        values = _as_inner(values)
-        limits = as_int64("row_limits", row_limits, _device(values))
+        values, limits = _with_partition(values, "row_limits", row_limits)
         return cls.from_row_splits(values, torch.cat([limits.new_zeros(1), limits]))
 
     @classmethod
@@ -126,7 +129,7 @@ class RaggedTensor:
             [[3, 1], [4, 1]]
         """
         values = _as_inner(values)
-        length, count = as_size("uniform_row_length", uniform_row_length), _count(values)
+        length, count = as_size("uniform_row_length", uniform_row_length), values.shape[0]
         rows = as_size("nrows", nrows) if nrows is not None else count // length if length > 0 else 0
         if length < 0 or rows < 0 or rows * length != count:
             raise ValueError(
@@ -215,11 +218,18 @@ class RaggedTensor:
             >>> RaggedTensor.from_sparse(SparseTensor([[0, 0], [0, 1], [2, 0]], [3, 1, 4], [4, 5])).to_list()
             [[3, 1], [], [4], []]
         """
-        if not isinstance(st_input, SparseTensor):
-            raise TypeError(f"st_input must be a SparseTensor, got {type(st_input).__name__}")
+        st_input = checked("st_input", st_input)
         if row_splits_dtype != torch.int64:
             raise ValueError(f"row_splits_dtype must be torch.int64, got {row_splits_dtype}")
-        return cls(st_input.values, ops.lengths_to_offsets(lengths_without_holes(st_input)))
+        if len(st_input.shape) != 2:
+            raise ValueError(f"st_input must have rank 2, got shape {list(st_input.shape)}")
+        rows, columns, nrows = st_input.indices[:, 0], st_input.indices[:, 1], st_input.shape[0]
+        wanted = torch.where(rows[1:] == rows[:-1], columns[:-1] + 1, 0)
+        if bool((columns[:1] != 0).any()) or bool((columns[1:] != wanted).any()):
+            raise ValueError("st_input must have rows that begin at column 0 and have no holes")
+        if bool(((rows < 0) | (rows >= nrows)).any()):
+            raise ValueError(f"st_input must have rows in [0, {nrows}), got {rows.tolist()}")
+        return cls(st_input.values, ops.lengths_to_offsets(torch.bincount(rows, minlength=nrows)))
 
     # ---- Partitions ----
 
@@ -271,7 +281,7 @@ class RaggedTensor:
 
     def value_rowids(self, name: str | None = None) -> Tensor:
         """Return the row of each value."""
-        return ops.offsets_to_row_ids(self.row_splits, _count(self.values))
+        return ops.offsets_to_row_ids(self.row_splits, self.values.shape[0])
 
     def row_lengths(self, axis: int = 1, name: str | None = None) -> Any:
         """
@@ -318,8 +328,8 @@ class RaggedTensor:
     def with_values(self, new_values: Any) -> RaggedTensor:
         """Return the same rows with other values, of which there must be as many."""
         inner = _as_inner(new_values)
-        if _count(inner) != _count(self.values):
-            raise ValueError(f"new_values must have {_count(self.values)} rows, got {_count(inner)}")
+        if inner.shape[0] != self.values.shape[0]:
+            raise ValueError(f"new_values must have {self.values.shape[0]} rows, got {inner.shape[0]}")
         return RaggedTensor(inner, self.row_splits)
 
     def with_flat_values(self, new_values: Any) -> RaggedTensor:
@@ -351,21 +361,7 @@ class RaggedTensor:
                     [ 4, -1]], dtype=torch.int32)
         """
         sizes = wanted_sizes(shape, len(self.shape))
-        return self._padded(sizes, default_like(self.flat_values, default_value))
-
-    def _padded(self, sizes: list[int | None], default: Any) -> Any:
-        """Pad the outer rows, then the inner dimensions."""
-        inner = self.values
-        if isinstance(inner, RaggedTensor):
-            bounds = inner.bounding_shape().tolist()
-            inner = inner._padded(
-                [None, *(b if s is None else s for s, b in zip(sizes[2:], bounds[1:], strict=True))], default
-            )
-        elif any(size not in (None, have) for size, have in zip(sizes[2:], inner.shape[1:], strict=True)):
-            raise ValueError(f"shape must have the values' inner sizes {list(inner.shape[1:])}, got {sizes[2:]}")
-        rows = self.row_splits.shape[0] - 1 if sizes[0] is None else sizes[0]
-        columns = int(self.bounding_shape()[1]) if sizes[1] is None else sizes[1]
-        return padded_rows(inner, self.row_splits, rows, columns, default)
+        return padded(self, sizes, default_like(self.flat_values, default_value))
 
     def to_sparse(self, name: str | None = None) -> SparseTensor:
         """
@@ -377,23 +373,27 @@ class RaggedTensor:
                     [0, 1],
                     [2, 0]])
         """
+        columns = [torch.arange(self.row_splits.shape[0] - 1, device=self.row_splits.device)]
+        for splits in self.nested_row_splits:
+            row = ops.offsets_to_row_ids(splits)
+            place = torch.arange(row.shape[0], device=row.device) - splits[row]
+            columns = [*(column[row] for column in columns), place]
         flat = self.flat_values
-        indices = indices_of_rows(self.nested_row_splits, flat.shape[1:])
-        return SparseTensor(indices, flat.reshape(-1), self.bounding_shape())
+        for size in flat.shape[1:]:
+            place = torch.arange(size, device=columns[0].device).repeat(columns[0].shape[0])
+            columns = [*(column.repeat_interleave(size) for column in columns), place]
+        return SparseTensor(torch.stack(columns, 1), flat.reshape(-1), self.bounding_shape())
 
 
 def _as_inner(values: Any) -> Any:
-    if isinstance(values, RaggedTensor):
-        return values
-    inner = as_values("values", values)
-    if inner.ndim == 0:
+    inner = values if isinstance(values, RaggedTensor) else as_values("values", values)
+    if len(inner.shape) == 0:
         raise ValueError("values must have rank >= 1, got a scalar")
     return inner
 
 
-def _count(values: Any) -> int:
-    return values.row_splits.shape[0] - 1 if isinstance(values, RaggedTensor) else values.shape[0]
-
-
-def _device(values: Any) -> torch.device | None:
-    return values.row_splits.device if isinstance(values, RaggedTensor) else device_of(values)
+def _with_partition(values: Any, argument: str, partition: Any) -> tuple[Any, Tensor]:
+    """Convert the values of rows and, on their device, the numbers that part them into rows."""
+    inner = _as_inner(values)
+    device = inner.row_splits.device if isinstance(inner, RaggedTensor) else device_of(inner)
+    return inner, as_int64(argument, partition, device)

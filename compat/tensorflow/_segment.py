@@ -1,4 +1,4 @@
-"""Behind :mod:`.math` and :mod:`._raw_segment`: TensorFlow's segment reductions, checks and odd cases."""
+"""Behind :mod:`.math` and :mod:`.raw_ops`: TensorFlow's segment reductions, checks and odd cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size, as_tensor
+from ._arguments import as_size, as_tensor, holds_integers
 
 _SORTED = {
     "sum": ops.segment_sum,
@@ -58,7 +58,7 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
         ones = ops.unsorted_segment_prod(torch.ones_like(data.real), segment_ids, num_segments)
         rows = data.reshape(segment_ids.numel(), *data.shape[segment_ids.dim() :])
         return _complex_products(rows, segment_ids.reshape(-1), ones)
-    if reduction == "mean" and not data.is_floating_point() and data.dtype != torch.bool and not data.is_complex():
+    if reduction == "mean" and holds_integers(data):
         return _mean_of_integers(data, segment_ids, num_segments)
     result = _UNSORTED[reduction](data, segment_ids, num_segments)
     if reduction in ("max", "min") and result.is_floating_point():

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ... import ops
 from ...ops.sparse_tensor import resolved_shape
 from ._arguments import as_tensor
-from ._sparse_tensor import SparseTensor, as_int64, as_scalar_like, as_values, take
-
-
-def _sparse(argument: str, value: Any) -> SparseTensor:
-    if not isinstance(value, SparseTensor):
-        raise TypeError(f"{argument} must be a SparseTensor, got {type(value).__name__}")
-    return value
+from ._sparse_tensor import SparseTensor, as_int64, as_scalar_like, as_values, checked, take, with_last
 
 
 def sizes(argument: str, value: Any) -> list[int]:
@@ -48,7 +41,7 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
         tensor([[1, 0],
                 [1, 1]])
     """
-    sp_input = _sparse("sp_input", sp_input)
+    sp_input = checked("sp_input", sp_input)
     indices, new_shape = reshaped(sp_input.indices, sp_input.dense_shape, shape)
     return SparseTensor(indices, sp_input.values, new_shape)
 
@@ -84,7 +77,7 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
         >>> filled.values, empty
         (tensor([-1.,  5., -1.]), tensor([ True, False,  True]))
     """
-    sp_input = _sparse("sp_input", sp_input)
+    sp_input = checked("sp_input", sp_input)
     indices, values, is_empty, _ = filled_rows(
         sp_input.indices, sp_input.values, sizes("dense_shape", sp_input.dense_shape), default_value
     )
@@ -106,9 +99,7 @@ def filled_rows(
     if values.ndim != 1:
         raise ValueError(f"values must be a vector, got shape {list(values.shape)}")
     filled = ops.sparse_fill_empty_rows(indices, torch.arange(values.shape[0]), dense_shape[0], values.shape[0])
-    last = np.empty(1, dtype=object)
-    last[0] = default
-    return filled.indices, take(np.concatenate([values, last]), filled.values), *filled[2:]
+    return filled.indices, take(with_last(values, default), filled.values), *filled[2:]
 
 
 def fill_gradient(reverse_index_map: Any, grad_values: Any) -> tuple[Tensor, Tensor]:
@@ -135,7 +126,7 @@ def reorder(sp_input: SparseTensor, name: str | None = None) -> SparseTensor:
         >>> reorder(SparseTensor([[1, 0], [0, 2]], ["a", "b"], [2, 3])).values
         array([b'b', b'a'], dtype=object)
     """
-    sp_input = _sparse("sp_input", sp_input)
+    sp_input = checked("sp_input", sp_input)
     return SparseTensor(*reordered(sp_input.indices, sp_input.values), sp_input.dense_shape)
 
 
@@ -161,7 +152,7 @@ def retain(sp_input: SparseTensor, to_retain: Any) -> SparseTensor:
         >>> retain(SparseTensor([[0], [1]], [5.0, 6.0], [2]), [False, True]).values
         tensor([6.])
     """
-    sp_input = _sparse("sp_input", sp_input)
+    sp_input = checked("sp_input", sp_input)
     mask = as_tensor("to_retain", to_retain, device=sp_input.indices.device)
     if mask.shape != (sp_input.indices.shape[0],):
         raise ValueError(
@@ -197,7 +188,7 @@ def to_dense(
         tensor([[0., 0., 5.],
                 [6., 0., 0.]])
     """
-    sp_input = _sparse("sp_input", sp_input)
+    sp_input = checked("sp_input", sp_input)
     if default_value is None:
         default_value = sp_input.values.new_zeros(()) if isinstance(sp_input.values, Tensor) else b""
     shape = sizes("dense_shape", sp_input.dense_shape)
@@ -209,9 +200,7 @@ def dense(indices: Tensor, shape: list[int], values: Any, default_value: Any, va
     default = as_scalar_like("default_value", default_value, values)
     if not isinstance(values, Tensor):
         places = ops.sparse_to_dense(indices, shape, torch.arange(values.shape[0]), values.shape[0], validate)
-        last = np.empty(1, dtype=object)
-        last[0] = default
-        return take(np.concatenate([values, last]), places)
+        return take(with_last(values, default), places)
     if validate or not (values.requires_grad or default.requires_grad):
         return ops.sparse_to_dense(indices, shape, values, default, validate)
     return _DenseOfRepeated.apply(indices, shape, values, default)

@@ -11,14 +11,7 @@ from torch import Tensor
 
 from ._arguments import as_size
 from ._sparse import reorder, sizes
-from ._sparse_tensor import SparseTensor, take
-
-
-def checked(argument: str, value: Any) -> SparseTensor:
-    """Return a SparseTensor as it is; raise TypeError for anything else."""
-    if not isinstance(value, SparseTensor):
-        raise TypeError(f"{argument} must be a SparseTensor, got {type(value).__name__}")
-    return value
+from ._sparse_tensor import SparseTensor, checked, take
 
 
 def axis_of(axis: Any, rank: int) -> int:

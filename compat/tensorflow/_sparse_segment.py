@@ -11,7 +11,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ... import ops
 from ..._torch import mark_coalesced
-from ._arguments import as_size, as_tensor
+from ...ops.unique import take_slices
+from ._arguments import as_size, as_tensor, holds_integers
 
 _FORWARD: dict[str, Callable[..., Tensor]] = {
     "sum": ops.sparse_segment_sum,
@@ -28,29 +29,16 @@ _GRAD_V2: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "mean": ops.sparse_segment_mean_grad_v2,
     "sqrt_n": ops.sparse_segment_sqrt_n_grad_v2,
 }
-# Sums of unsigned integers wrap like those of the signed dtype of their width, for which torch has more operations.
-_SIGNED = {
-    torch.int8: torch.int8,
-    torch.uint8: torch.int8,
-    torch.int16: torch.int16,
-    torch.uint16: torch.int16,
-    torch.int32: torch.int32,
-    torch.uint32: torch.int32,
-    torch.int64: torch.int64,
-    torch.uint64: torch.int64,
-}
 
 
-def segment_reduce(
+def sparse_segment_reduce(
     reduction: str, data: Any, indices: Any, segment_ids: Any, num_segments: Any, sparse_gradient: bool
 ) -> Tensor:
     """Reduce (sum, mean or sqrt_n) the rows ``data[indices]`` within each segment."""
-    data = as_tensor("data", data)
-    indices = as_tensor("indices", indices, empty=torch.int32, device=data.device)
-    segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=data.device)
+    data, indices, segment_ids = _tensors("data", data, indices, segment_ids)
     if num_segments is not None:
         num_segments = as_size("num_segments", num_segments)
-    if reduction == "sum" and data.dtype in _SIGNED:
+    if reduction == "sum" and holds_integers(data):
         return _integer_sum(data, indices, segment_ids, num_segments)
     if not (sparse_gradient and torch.is_grad_enabled() and data.requires_grad):
         return _FORWARD[reduction](data, indices, segment_ids, num_segments)
@@ -59,31 +47,27 @@ def segment_reduce(
     return _SparseGradient.apply(data, indices, segment_ids, num_segments, reduction)
 
 
-def segment_grad(reduction: str, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any) -> Tensor:
-    """Return the gradient of :func:`segment_reduce` with respect to ``data``, dense."""
-    grad = as_tensor("grad", grad)
-    indices = as_tensor("indices", indices, empty=torch.int32, device=grad.device)
-    segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=grad.device)
-    return _GRAD[reduction](grad, indices, segment_ids, as_size("output_dim0", output_dim0, (torch.int32,)))
+def segment_grad(reduction: str, grad: Any, indices: Any, segment_ids: Any, argument: str, size: Any) -> Tensor:
+    """Return the dense gradient of :func:`sparse_segment_reduce` for ``data``; its rows are the number ``argument``."""
+    return _GRAD[reduction](*_tensors("grad", grad, indices, segment_ids), as_size(argument, size, (torch.int32,)))
 
 
 def segment_grad_v2(
-    reduction: str, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any
+    reduction: str, grad: Any, indices: Any, segment_ids: Any, argument: str, size: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the rows of :func:`segment_grad` that have entries, and their sorted ids in the dtype of ``indices``."""
-    grad = as_tensor("grad", grad)
-    indices = as_tensor("indices", indices, empty=torch.int32, device=grad.device)
-    segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=grad.device)
-    size = as_size("dense_output_dim0", dense_output_dim0, (torch.int32,))
-    return _GRAD_V2[reduction](grad, indices, segment_ids, size)
+    return _GRAD_V2[reduction](*_tensors("grad", grad, indices, segment_ids), as_size(argument, size, (torch.int32,)))
+
+
+def _tensors(argument: str, rows: Any, indices: Any, segment_ids: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Convert what all these operators take: rows, called ``argument``, and on their device the two kinds of ids."""
+    rows = as_tensor(argument, rows)
+    indices = as_tensor("indices", indices, empty=torch.int32, device=rows.device)
+    return rows, indices, as_tensor("segment_ids", segment_ids, empty=torch.int32, device=rows.device)
 
 
 def _integer_sum(data: Tensor, indices: Tensor, segment_ids: Tensor, num_segments: int | None) -> Tensor:
-    """
-    Sum integers within segments, wrapping as TensorFlow: differences of one running sum, modulo 2 ** bits.
-
-    Two int64 tensors of the size of ``data[indices]`` are made.
-    """
+    """Sum integers within segments; sums wrap."""
     if data.dim() == 0:
         raise ValueError("data must have rank >= 1, got a scalar")
     # The operator checks the arguments (on CUDA it records bad ids) and sizes the result, on a column of zeros.
@@ -91,14 +75,9 @@ def _integer_sum(data: Tensor, indices: Tensor, segment_ids: Tensor, num_segment
     rows = ops.sparse_segment_sum(column, indices, segment_ids, num_segments).shape[0]
     if data.shape[0] == 0:
         return data.new_zeros(rows, *data.shape[1:])
-    signed = _SIGNED[data.dtype]
     if data.is_cuda:  # a bad id, recorded above, must not reach torch's gather
         indices = indices.clamp(0, data.shape[0] - 1)
-    running = data.view(signed).index_select(0, indices).cumsum(0, dtype=torch.int64)
-    running = torch.cat([running.new_zeros(1, *data.shape[1:]), running])
-    bounds = torch.arange(rows + 1, device=data.device, dtype=segment_ids.dtype)
-    offsets = torch.searchsorted(segment_ids.contiguous(), bounds)
-    return (running[offsets[1:]] - running[offsets[:-1]]).to(signed).view(data.dtype)
+    return ops.unsorted_segment_sum(take_slices(data, 0, indices), segment_ids, rows)
 
 
 class _SparseGradient(torch.autograd.Function):

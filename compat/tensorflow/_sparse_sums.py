@@ -10,8 +10,7 @@ from torch import Tensor
 from ... import ops
 from ._arguments import as_size, as_tensor
 from ._ragged_tensor import RaggedTensor
-from ._sparse_parts import checked
-from ._sparse_tensor import SparseTensor
+from ._sparse_tensor import SparseTensor, checked
 
 
 def bincount(

@@ -30,6 +30,15 @@ def take(values: Tensor | np.ndarray, positions: Tensor) -> Tensor | np.ndarray:
     return values[positions.cpu().numpy()]
 
 
+def with_last(values: Any, last: Any) -> Any:
+    """Return ``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
+    if isinstance(values, Tensor):
+        return torch.cat([values, last.expand(1, *values.shape[1:])])
+    row = np.empty((1, *values.shape[1:]), dtype=object)
+    row[...] = last
+    return np.concatenate([values, row])
+
+
 def as_scalar_like(argument: str, value: Any, values: Tensor | np.ndarray) -> Any:
     """
     Convert a default value as TensorFlow does: to a scalar tensor with the dtype of ``values``, or to ``bytes``.
@@ -153,6 +162,13 @@ class SparseTensor:
             ValueError: unless there are as many.
         """
         return SparseTensor(self.indices, new_values, self.dense_shape)
+
+
+def checked(argument: str, value: Any) -> SparseTensor:
+    """Return a SparseTensor as it is; raise TypeError for anything else."""
+    if not isinstance(value, SparseTensor):
+        raise TypeError(f"{argument} must be a SparseTensor, got {type(value).__name__}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ops.hash_cross import DEFAULT_HASH_KEY
-from ._arguments import as_size
+from ._arguments import as_size, holds_integers
 from ._cross import crossed, crossed_strings, numbers_or_fingerprints, signed_word
 from ._ragged_tensor import RaggedTensor
 from ._sparse_tensor import SparseTensor, as_values
@@ -88,7 +88,7 @@ def _columns(inputs: Any) -> list[Any]:
             column = given if isinstance(given, SparseTensor) else as_values(f"inputs[{position}]", given)
         values = column.values if isinstance(column, SparseTensor) else column
         if isinstance(values, Tensor):
-            if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            if not holds_integers(values):
                 raise ValueError(f"inputs[{position}] must hold integers or strings, got {values.dtype}")
             column = column.with_values(values.long()) if isinstance(column, SparseTensor) else values.long()
         columns.append(column)

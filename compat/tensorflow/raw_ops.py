@@ -2,16 +2,27 @@
 ``tf.raw_ops``: single operators. As in TensorFlow, all arguments are keywords; ``name`` is ignored.
 
 Shapes, dtypes and errors of an operator are those of the function that its docstring names.
+
+Example:
+    >>> SparseSegmentSumWithNumSegments(data=[1.0, 2.0, 3.0], indices=[0, 2], segment_ids=[0, 0], num_segments=2)
+    tensor([4., 0.])
+    >>> SparseSegmentSumGrad(grad=[1.0, 2.0], indices=[0, 2, 2], segment_ids=[0, 0, 1], output_dim0=3)
+    tensor([1., 0., 3.])
+    >>> SparseSegmentSumGradV2(grad=[1.0, 2.0], indices=[2, 0, 2], segment_ids=[0, 0, 1], dense_output_dim0=3)
+    SparseGradient(output=tensor([1., 3.]), sorted_unique_indices=tensor([0, 2], dtype=torch.int32))
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from ._raw_bucketize import Bucketize as Bucketize
+from ... import ops
+from ._arguments import as_tensor
 from ._raw_hash import AsString as AsString
 from ._raw_hash import Fingerprint as Fingerprint
 from ._raw_hash import SparseCross as SparseCross
@@ -20,15 +31,6 @@ from ._raw_hash import SparseCrossV2 as SparseCrossV2
 from ._raw_hash import StringToHashBucket as StringToHashBucket
 from ._raw_hash import StringToHashBucketFast as StringToHashBucketFast
 from ._raw_hash import StringToHashBucketStrong as StringToHashBucketStrong
-from ._raw_segment import SegmentMax as SegmentMax
-from ._raw_segment import SegmentMean as SegmentMean
-from ._raw_segment import SegmentMin as SegmentMin
-from ._raw_segment import SegmentProd as SegmentProd
-from ._raw_segment import SegmentSum as SegmentSum
-from ._raw_segment import UnsortedSegmentMax as UnsortedSegmentMax
-from ._raw_segment import UnsortedSegmentMin as UnsortedSegmentMin
-from ._raw_segment import UnsortedSegmentProd as UnsortedSegmentProd
-from ._raw_segment import UnsortedSegmentSum as UnsortedSegmentSum
 from ._raw_sparse_tensor import RaggedFillEmptyRows as RaggedFillEmptyRows
 from ._raw_sparse_tensor import RaggedFillEmptyRowsGrad as RaggedFillEmptyRowsGrad
 from ._raw_sparse_tensor import SparseFillEmptyRows as SparseFillEmptyRows
@@ -36,12 +38,14 @@ from ._raw_sparse_tensor import SparseFillEmptyRowsGrad as SparseFillEmptyRowsGr
 from ._raw_sparse_tensor import SparseReorder as SparseReorder
 from ._raw_sparse_tensor import SparseReshape as SparseReshape
 from ._raw_sparse_tensor import SparseToDense as SparseToDense
-from ._raw_unique import UniqueV2 as UniqueV2
-from ._raw_unique import UniqueWithCountsV2 as UniqueWithCountsV2
-from ._sparse_segment import segment_grad, segment_grad_v2, segment_reduce
+from ._segment import segment_reduce, unsorted_segment_reduce
+from ._sparse_segment import segment_grad, segment_grad_v2, sparse_segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts
-from ._unique import unique, unique_with_counts
+from ._unique import unique, unique_along, unique_with_counts
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class SparseGradient(NamedTuple):
@@ -53,20 +57,68 @@ class SparseGradient(NamedTuple):
     sorted_unique_indices: Tensor
 
 
-def SparseSegmentSum(
-    *, data: Any, indices: Any, segment_ids: Any, sparse_gradient: bool = False, name: str | None = None
+def _operator(
+    name: str, function: Callable[Concatenate[str, _Arguments], _Result], reduction: str
+) -> Callable[_Arguments, _Result]:
+    """Make the operator of a name: a function of a reduction and arguments, for one reduction."""
+
+    def operator(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return function(reduction, *args, **kwargs)
+
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[1:]
+    operator.__name__ = operator.__qualname__ = name
+    operator.__doc__ = (function.__doc__ or "").format(reduction=reduction, forward=name.partition("Grad")[0])
+    vars(operator)["__signature__"] = signature.replace(parameters=parameters)
+    return operator
+
+
+# ---- Segments -------------------------------------------------------------------------------------------------------
+
+
+def _segment(reduction: str, /, *, data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
+    """Compute :func:`.math.segment_{reduction}`."""
+    return segment_reduce(reduction, data, segment_ids)
+
+
+def _unsorted_segment(
+    reduction: str, /, *, data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Tensor:
-    """
-    Compute :func:`.sparse.segment_sum` with the last segment id + 1 rows.
-
-    Example:
-        >>> SparseSegmentSum(data=[1.0, 2.0, 3.0], indices=[0, 2], segment_ids=[0, 0])
-        tensor([4.])
-    """
-    return segment_reduce("sum", data, indices, segment_ids, None, sparse_gradient)
+    """Compute :func:`.math.unsorted_segment_{reduction}`."""
+    return unsorted_segment_reduce(reduction, data, segment_ids, num_segments)
 
 
-def SparseSegmentSumWithNumSegments(
+SegmentSum = _operator("SegmentSum", _segment, "sum")
+SegmentMean = _operator("SegmentMean", _segment, "mean")
+SegmentMax = _operator("SegmentMax", _segment, "max")
+SegmentMin = _operator("SegmentMin", _segment, "min")
+SegmentProd = _operator("SegmentProd", _segment, "prod")
+UnsortedSegmentSum = _operator("UnsortedSegmentSum", _unsorted_segment, "sum")
+UnsortedSegmentMax = _operator("UnsortedSegmentMax", _unsorted_segment, "max")
+UnsortedSegmentMin = _operator("UnsortedSegmentMin", _unsorted_segment, "min")
+UnsortedSegmentProd = _operator("UnsortedSegmentProd", _unsorted_segment, "prod")
+
+
+# ---- Sparse segments ------------------------------------------------------------------------------------------------
+
+
+def _sparse_segment(
+    reduction: str,
+    /,
+    *,
+    data: Any,
+    indices: Any,
+    segment_ids: Any,
+    sparse_gradient: bool = False,
+    name: str | None = None,
+) -> Tensor:
+    """Compute :func:`.sparse.segment_{reduction}` with the last segment id + 1 rows."""
+    return sparse_segment_reduce(reduction, data, indices, segment_ids, None, sparse_gradient)
+
+
+def _sparse_segment_with_num_segments(
+    reduction: str,
+    /,
     *,
     data: Any,
     indices: Any,
@@ -75,108 +127,45 @@ def SparseSegmentSumWithNumSegments(
     sparse_gradient: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """
-    Compute :func:`.sparse.segment_sum` with ``num_segments`` rows.
-
-    Example:
-        >>> SparseSegmentSumWithNumSegments(data=[1.0, 2.0], indices=[0, 1], segment_ids=[0, 0], num_segments=2)
-        tensor([3., 0.])
-    """
-    return segment_reduce("sum", data, indices, segment_ids, num_segments, sparse_gradient)
+    """Compute :func:`.sparse.segment_{reduction}` with ``num_segments`` rows."""
+    return sparse_segment_reduce(reduction, data, indices, segment_ids, num_segments, sparse_gradient)
 
 
-def SparseSegmentSumGrad(
-    *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
+def _sparse_segment_grad(
+    reduction: str, /, *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
 ) -> Tensor:
-    """
-    Return the gradient of :func:`SparseSegmentSum`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted.
-
-    Example:
-        >>> SparseSegmentSumGrad(grad=[1.0, 2.0], indices=[0, 2, 2], segment_ids=[0, 0, 1], output_dim0=3)
-        tensor([1., 0., 3.])
-    """
-    return segment_grad("sum", grad, indices, segment_ids, output_dim0)
+    """Return the gradient of :func:`{forward}`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
+    return segment_grad(reduction, grad, indices, segment_ids, "output_dim0", output_dim0)
 
 
-def SparseSegmentSumGradV2(
-    *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
+def _sparse_segment_grad_v2(
+    reduction: str, /, *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
 ) -> SparseGradient:
-    """
-    Return the gradient of :func:`SparseSegmentSum`: the rows that have entries, and their sorted ids.
-
-    Example:
-        >>> SparseSegmentSumGradV2(grad=[1.0, 2.0], indices=[2, 0, 2], segment_ids=[0, 0, 1], dense_output_dim0=3)
-        SparseGradient(output=tensor([1., 3.]), sorted_unique_indices=tensor([0, 2], dtype=torch.int32))
-    """
-    return SparseGradient(*segment_grad_v2("sum", grad, indices, segment_ids, dense_output_dim0))
+    """Return the gradient of :func:`{forward}`: the rows that have entries, and their sorted ids."""
+    return SparseGradient(
+        *segment_grad_v2(reduction, grad, indices, segment_ids, "dense_output_dim0", dense_output_dim0)
+    )
 
 
-def SparseSegmentMean(
-    *, data: Any, indices: Any, segment_ids: Any, sparse_gradient: bool = False, name: str | None = None
-) -> Tensor:
-    """Compute :func:`.sparse.segment_mean` with the last segment id + 1 rows."""
-    return segment_reduce("mean", data, indices, segment_ids, None, sparse_gradient)
+SparseSegmentSum = _operator("SparseSegmentSum", _sparse_segment, "sum")
+SparseSegmentMean = _operator("SparseSegmentMean", _sparse_segment, "mean")
+SparseSegmentSqrtN = _operator("SparseSegmentSqrtN", _sparse_segment, "sqrt_n")
+SparseSegmentSumWithNumSegments = _operator("SparseSegmentSumWithNumSegments", _sparse_segment_with_num_segments, "sum")
+SparseSegmentMeanWithNumSegments = _operator(
+    "SparseSegmentMeanWithNumSegments", _sparse_segment_with_num_segments, "mean"
+)
+SparseSegmentSqrtNWithNumSegments = _operator(
+    "SparseSegmentSqrtNWithNumSegments", _sparse_segment_with_num_segments, "sqrt_n"
+)
+SparseSegmentSumGrad = _operator("SparseSegmentSumGrad", _sparse_segment_grad, "sum")
+SparseSegmentMeanGrad = _operator("SparseSegmentMeanGrad", _sparse_segment_grad, "mean")
+SparseSegmentSqrtNGrad = _operator("SparseSegmentSqrtNGrad", _sparse_segment_grad, "sqrt_n")
+SparseSegmentSumGradV2 = _operator("SparseSegmentSumGradV2", _sparse_segment_grad_v2, "sum")
+SparseSegmentMeanGradV2 = _operator("SparseSegmentMeanGradV2", _sparse_segment_grad_v2, "mean")
+SparseSegmentSqrtNGradV2 = _operator("SparseSegmentSqrtNGradV2", _sparse_segment_grad_v2, "sqrt_n")
 
 
-def SparseSegmentMeanWithNumSegments(
-    *,
-    data: Any,
-    indices: Any,
-    segment_ids: Any,
-    num_segments: Any,
-    sparse_gradient: bool = False,
-    name: str | None = None,
-) -> Tensor:
-    """Compute :func:`.sparse.segment_mean` with ``num_segments`` rows."""
-    return segment_reduce("mean", data, indices, segment_ids, num_segments, sparse_gradient)
-
-
-def SparseSegmentMeanGrad(
-    *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
-) -> Tensor:
-    """Return the gradient of :func:`SparseSegmentMean`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
-    return segment_grad("mean", grad, indices, segment_ids, output_dim0)
-
-
-def SparseSegmentMeanGradV2(
-    *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
-) -> SparseGradient:
-    """Return the gradient of :func:`SparseSegmentMean`: the rows that have entries, and their sorted ids."""
-    return SparseGradient(*segment_grad_v2("mean", grad, indices, segment_ids, dense_output_dim0))
-
-
-def SparseSegmentSqrtN(
-    *, data: Any, indices: Any, segment_ids: Any, sparse_gradient: bool = False, name: str | None = None
-) -> Tensor:
-    """Compute :func:`.sparse.segment_sqrt_n` with the last segment id + 1 rows."""
-    return segment_reduce("sqrt_n", data, indices, segment_ids, None, sparse_gradient)
-
-
-def SparseSegmentSqrtNWithNumSegments(
-    *,
-    data: Any,
-    indices: Any,
-    segment_ids: Any,
-    num_segments: Any,
-    sparse_gradient: bool = False,
-    name: str | None = None,
-) -> Tensor:
-    """Compute :func:`.sparse.segment_sqrt_n` with ``num_segments`` rows."""
-    return segment_reduce("sqrt_n", data, indices, segment_ids, num_segments, sparse_gradient)
-
-
-def SparseSegmentSqrtNGrad(
-    *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
-) -> Tensor:
-    """Return the gradient of :func:`SparseSegmentSqrtN`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
-    return segment_grad("sqrt_n", grad, indices, segment_ids, output_dim0)
-
-
-def SparseSegmentSqrtNGradV2(
-    *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
-) -> SparseGradient:
-    """Return the gradient of :func:`SparseSegmentSqrtN`: the rows that have entries, and their sorted ids."""
-    return SparseGradient(*segment_grad_v2("sqrt_n", grad, indices, segment_ids, dense_output_dim0))
+# ---- Distinct values ------------------------------------------------------------------------------------------------
 
 
 def Unique(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _Unique:
@@ -187,3 +176,81 @@ def Unique(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = Non
 def UniqueWithCounts(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _UniqueWithCounts:
     """Compute :func:`torchsparse_rec.compat.tensorflow.unique_with_counts`."""
     return unique_with_counts(x, out_idx)
+
+
+def UniqueV2(*, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _Unique:
+    """
+    Return the distinct slices of ``x`` along an axis, in order of first appearance.
+
+    Args:
+        x: of any rank, or of rank 1 without an axis; dtypes as of :func:`torchsparse_rec.compat.tensorflow.unique`. A
+            slice with a NaN equals no other.
+        axis: a vector of int32 or int64: ``[]`` for no axis, or ``[axis]``, which may be negative.
+        out_idx: dtype of ``idx``: torch.int32 or torch.int64.
+        name: ignored.
+
+    Raises:
+        ValueError: for another ``axis``, an ``axis`` that ``x`` does not have, and other dtypes.
+
+    Example:
+        >>> UniqueV2(x=torch.tensor([[1, 2], [3, 4], [1, 2]]), axis=[0])
+        Unique(y=tensor([[1, 2],
+                [3, 4]]), idx=tensor([0, 1, 0], dtype=torch.int32))
+    """
+    return _Unique(*unique_along(x, axis, out_idx)[:2])
+
+
+def UniqueWithCountsV2(
+    *, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str | None = None
+) -> _UniqueWithCounts:
+    """
+    Compute :func:`UniqueV2`, and count how often each slice occurs.
+
+    Example:
+        >>> UniqueWithCountsV2(x=torch.tensor([[1, 1], [3, 3]]), axis=[-1]).count
+        tensor([2], dtype=torch.int32)
+    """
+    return _UniqueWithCounts(*unique_along(x, axis, out_idx))
+
+
+# ---- Buckets ---------------------------------------------------------------------------------------------------------
+
+_BUCKETIZED = (torch.int32, torch.int64, torch.float32, torch.float64)
+
+
+def Bucketize(*, input: Any, boundaries: Any, name: str | None = None) -> Tensor:
+    """
+    Return for each number how many boundaries are not above it; NaN falls into the last bucket.
+
+    Args:
+        input: any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as float32.
+        boundaries: a list of numbers, ascending, kept as float32.
+        name: ignored.
+
+    Returns:
+        The shape of ``input``, int32.
+
+    Raises:
+        TypeError: for boundaries that are not a list of numbers.
+        ValueError: for boundaries that are not ascending or not numbers, and other dtypes.
+
+    Example:
+        >>> Bucketize(input=[-5, 3, 10, 1000], boundaries=[0, 10, 100])
+        tensor([0, 1, 2, 3], dtype=torch.int32)
+    """
+    x = as_tensor("input", input)
+    if x.dtype not in _BUCKETIZED:
+        raise ValueError(f"input must be int32, int64, float32 or float64, got {x.dtype}")
+    if not isinstance(boundaries, (list, tuple)):
+        raise TypeError(f"boundaries must be a list of numbers, got {type(boundaries).__name__}")
+    limits = torch.tensor([float(boundary) for boundary in boundaries], dtype=torch.float32)
+    if limits.isnan().any():
+        raise ValueError(f"boundaries must be numbers, got {list(boundaries)}")
+    descents = (limits.diff() < 0).nonzero()
+    if descents.numel() > 0:
+        position = int(descents[0]) + 1
+        raise ValueError(
+            f"boundaries must be ascending, got {boundaries[position - 1]} followed by {boundaries[position]} at "
+            f"position {position}"
+        )
+    return ops.bucketize(x, limits.to(x.device)).to(torch.int32)

@@ -17,7 +17,7 @@ from ._sparse import to_dense as to_dense
 from ._sparse_parts import concat as concat
 from ._sparse_parts import expand_dims as expand_dims
 from ._sparse_parts import slice as slice
-from ._sparse_segment import segment_reduce
+from ._sparse_segment import sparse_segment_reduce
 from ._sparse_sums import bincount as bincount
 from ._sparse_sums import sparse_dense_matmul as sparse_dense_matmul
 from ._sparse_tensor import SparseTensor as SparseTensor
@@ -81,7 +81,7 @@ def segment_sum(
         (tensor([[0, 2]]), tensor([[2., 2.],
                 [1., 1.]]))
     """
-    return segment_reduce("sum", data, indices, segment_ids, num_segments, sparse_gradient)
+    return sparse_segment_reduce("sum", data, indices, segment_ids, num_segments, sparse_gradient)
 
 
 def segment_mean(
@@ -105,7 +105,7 @@ def segment_mean(
                 [0., 0.],
                 [3., 4.]])
     """
-    return segment_reduce("mean", data, indices, segment_ids, num_segments, sparse_gradient)
+    return sparse_segment_reduce("mean", data, indices, segment_ids, num_segments, sparse_gradient)
 
 
 def segment_sqrt_n(
@@ -127,4 +127,4 @@ def segment_sqrt_n(
         >>> segment_sqrt_n([1.0, 3.0, 5.0], [0, 1, 1, 2], [0, 0, 0, 0])
         tensor([6.])
     """
-    return segment_reduce("sqrt_n", data, indices, segment_ids, num_segments, sparse_gradient)
+    return sparse_segment_reduce("sqrt_n", data, indices, segment_ids, num_segments, sparse_gradient)
