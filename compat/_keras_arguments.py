@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ..features.words import lines_of
-from ._keras_encode import mapped_values
+from ._keras_encode import as_inputs, mapped_values
 from .tensorflow import RaggedTensor, SparseTensor
-from .tensorflow._tensors import as_values
 
 MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 
@@ -67,7 +66,7 @@ def is_stream(data: Any) -> bool:
 
 def integers(inputs: Any) -> Any:
     """Return the inputs of an inverted lookup, which must be integer ids, as int64."""
-    x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
+    x = as_inputs(inputs)
     if not isinstance(x, (SparseTensor, RaggedTensor)) and not isinstance(x, Tensor):
         raise ValueError("inputs must be integers with invert, got strings")
     return mapped_values(x, lambda values: values.to(torch.int64))

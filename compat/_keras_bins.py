@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,12 @@ from torch import Tensor
 
 from ..features.statistics import compressed, merged, summarized
 from ._keras_arguments import is_stream
-from ._keras_encode import ENCODINGS, as_dtype, encode, mapped_values
-from ._keras_layer import Layer
-from .tensorflow import RaggedTensor, SparseTensor
+from ._keras_encode import ENCODINGS, as_inputs, encode, mapped_values
+from ._keras_layer import Encoder
 from .tensorflow._tensors import as_values
 
 
-class Discretization(Layer):
+class Discretization(Encoder):
     """
     Put numbers into bins.
 
@@ -47,6 +47,8 @@ class Discretization(Layer):
                 [1, 3, 2, 1]], dtype=torch.int32)
     """
 
+    _fields = ("bin_boundaries", "num_bins", "epsilon", "output_mode", "sparse", "name", "dtype")
+
     def __init__(
         self,
         bin_boundaries: Any = None,
@@ -57,19 +59,14 @@ class Discretization(Layer):
         dtype: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__()
-        if output_mode not in ("int", *ENCODINGS):
-            raise ValueError(f"output_mode must be one of {('int', *ENCODINGS)}, got {output_mode!r}")
-        if sparse and output_mode == "int":
-            raise ValueError("sparse must be False for output_mode 'int'")
+        super().__init__(output_mode, ("int", *ENCODINGS), sparse, name or "discretization", dtype, None)
+        self._refuse_sparse_places()
         if num_bins is not None and num_bins < 0:
             raise ValueError(f"num_bins must not be negative, got {num_bins}")
         if (num_bins is None) == (bin_boundaries is None):
             raise ValueError(f"either num_bins or bin_boundaries must be given, got {num_bins} and {bin_boundaries}")
         self.bin_boundaries = None if bin_boundaries is None else _numbers(bin_boundaries)
-        self.num_bins, self.epsilon, self.output_mode, self.sparse = num_bins, epsilon, output_mode, sparse
-        self.name = name or "discretization"
-        self.dtype = as_dtype(dtype) or torch.get_default_dtype()
+        self.num_bins, self.epsilon = num_bins, epsilon
         self.summary = np.zeros((2, 0), np.float32)
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
@@ -87,9 +84,7 @@ class Discretization(Layer):
             raise ValueError("adapt must not be called for a layer that was given bin_boundaries: give num_bins")
         self.reset_state()
         if is_stream(data) or isinstance(data, (list, tuple)):
-            for step, batch in enumerate(data):
-                if steps is not None and step >= steps:
-                    break
+            for batch in islice(data, steps):
                 self.update_state(batch)
         else:
             self.update_state(data)
@@ -116,23 +111,10 @@ class Discretization(Layer):
         boundaries = self.bin_boundaries
         if boundaries is None:
             raise ValueError("bin_boundaries must be given, or found by adapt(), before the layer is called")
-        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
-        bins = mapped_values(x, lambda values: _binned(values, boundaries))
+        bins = mapped_values(as_inputs(inputs), lambda values: _binned(values, boundaries))
         if self.output_mode == "int":
             return mapped_values(bins, lambda values: values.to(torch.int32))
         return encode(bins, self.output_mode, len(boundaries) + 1, self.dtype, self.sparse)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make an equal layer, and the boundaries that ``adapt`` found."""
-        return {
-            "bin_boundaries": self.bin_boundaries,
-            "num_bins": self.num_bins,
-            "epsilon": self.epsilon,
-            "output_mode": self.output_mode,
-            "sparse": self.sparse,
-            "name": self.name,
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Discretization:
@@ -177,7 +159,7 @@ def _binned(values: Any, boundaries: list[float]) -> Tensor:
     return torch.bucketize(values.detach().to(common), limits.to(common), right=True)
 
 
-class CategoryEncoding(Layer):
+class CategoryEncoding(Encoder):
     """
     Make vectors of ids.
 
@@ -206,6 +188,8 @@ class CategoryEncoding(Layer):
                 [0., 1., 0., 1.]])
     """
 
+    _fields = ("name", "trainable", "dtype", "num_tokens", "output_mode", "sparse")
+
     def __init__(
         self,
         num_tokens: int | None = None,
@@ -215,38 +199,22 @@ class CategoryEncoding(Layer):
         dtype: Any = None,
         trainable: bool = True,
     ) -> None:
-        super().__init__()
         output_mode = "multi_hot" if output_mode == "binary" else output_mode
-        if output_mode not in ENCODINGS:
-            raise ValueError(f"output_mode must be one of {ENCODINGS}, got {output_mode!r}")
+        super().__init__(output_mode, ENCODINGS, sparse, name or "category_encoding", dtype, None)
         if num_tokens is None or num_tokens < 1:
             raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
-        self.num_tokens, self.output_mode, self.sparse = num_tokens, output_mode, sparse
-        self.name = name or "category_encoding"
-        self.dtype = as_dtype(dtype) or torch.get_default_dtype()
+        self.num_tokens = num_tokens
 
     def forward(self, inputs: Any, count_weights: Any = None) -> Any:
         """Return the vectors of the inputs."""
         if count_weights is not None and self.output_mode != "count":
             raise ValueError(f"count_weights must be None for output_mode {self.output_mode!r}, got {count_weights!r}")
-        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
-        ids = mapped_values(x, _ids)
+        ids = mapped_values(as_inputs(inputs), _ids)
         weights = None if count_weights is None else as_values("count_weights", count_weights)
         if isinstance(weights, np.ndarray):
             raise ValueError("count_weights must be numbers, got strings")
         weights = None if weights is None else weights.to(self.dtype)
         return encode(ids, self.output_mode, self.num_tokens, self.dtype, self.sparse, weights)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make an equal layer."""
-        return {
-            "name": self.name,
-            "trainable": True,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "num_tokens": self.num_tokens,
-            "output_mode": self.output_mode,
-            "sparse": self.sparse,
-        }
 
 
 def _ids(values: Any) -> Tensor:

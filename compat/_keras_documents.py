@@ -60,8 +60,7 @@ def _rows_of(values: Any, needed: bool) -> tuple[Any, Tensor, int]:
             if needed:
                 raise ValueError("data must have two dimensions for output_mode 'tf_idf', got ragged ones of three")
             return values.flat_values, torch.zeros(0, dtype=torch.int64), 0
-        lengths = values.row_splits.diff()
-        return values.values, torch.repeat_interleave(lengths), len(lengths)
+        return values.values, values.value_rowids(), len(values.row_splits) - 1
     if needed and values.ndim != 2:
         raise ValueError(f"data must have two dimensions for output_mode 'tf_idf', got {values.ndim}")
     rows = torch.arange(values.shape[0]).repeat_interleave(int(np.prod(values.shape[1:])))

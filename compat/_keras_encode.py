@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .tensorflow import RaggedTensor, SparseTensor
+from .tensorflow._tensors import as_values
 
 ENCODINGS = ("one_hot", "multi_hot", "count")
 
@@ -126,8 +127,7 @@ def _encode_ragged(
         every = Entries(torch.arange(len(bins), device=bins.device), bins, (len(bins),))
         return RaggedTensor(encoded(every, depth, False, dtype, False), x.row_splits)
     _refuse_negative(bins)
-    counts = x.row_splits.diff()
-    entries = Entries(torch.repeat_interleave(counts).to(bins.device), bins, (len(counts),))
+    entries = Entries(x.value_rowids().to(bins.device), bins, (len(x.row_splits) - 1,))
     return encoded(entries, depth, mode == "count", dtype, sparse)
 
 
@@ -138,6 +138,11 @@ def _refuse_negative(bins: Tensor) -> None:
             f"inputs must not be negative for output_mode 'multi_hot' and 'count', got {int(bins[tuple(wrong[0])])} at "
             f"position {wrong[0].tolist()}"
         )
+
+
+def as_inputs(inputs: Any) -> Any:
+    """Convert a layer's inputs to a tensor, or to a numpy array of strings; sparse and ragged ones stay."""
+    return inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
 
 
 def mapped_values(x: Any, change: Callable[[Any], Any]) -> Any:

@@ -10,42 +10,14 @@ from torch import Tensor
 
 from .. import ops
 from ._keras_arguments import checked_salt
-from ._keras_encode import as_dtype, encode, mapped_values
-from ._keras_layer import Layer
+from ._keras_encode import ENCODINGS, as_inputs, encode, mapped_values
+from ._keras_layer import Encoder
 from .tensorflow import RaggedTensor, SparseTensor
 from .tensorflow._arguments import holds_integers
 from .tensorflow._tensors import as_values
 
 
-class _Encoder(Layer):
-    """A layer with the arguments that both hashing layers have."""
-
-    def __init__(
-        self, num_bins: int, output_mode: str, sparse: bool, name: str | None, dtype: Any, modes: tuple[str, ...]
-    ) -> None:
-        super().__init__()
-        if not isinstance(num_bins, int) or num_bins < 0:
-            raise ValueError(f"num_bins must be an integer that is not negative, got {num_bins!r}")
-        if output_mode not in modes:
-            raise ValueError(f"output_mode must be one of {modes}, got {output_mode!r}")
-        self.num_bins = num_bins
-        self.output_mode = output_mode
-        self.sparse = sparse
-        self.name = name or type(self).__name__.lower()
-        self.dtype = as_dtype(dtype) or (torch.int64 if output_mode == "int" else torch.get_default_dtype())
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make an equal layer."""
-        return {
-            "name": self.name,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "num_bins": self.num_bins,
-            "output_mode": self.output_mode,
-            "sparse": self.sparse,
-        }
-
-
-class Hashing(_Encoder):
+class Hashing(Encoder):
     """
     Hash categories to bins.
 
@@ -79,6 +51,8 @@ class Hashing(_Encoder):
         tensor([1, 0, 1, 1, 2])
     """
 
+    _fields = ("name", "dtype", "num_bins", "output_mode", "sparse", "trainable", "salt", "mask_value")
+
     def __init__(
         self,
         num_bins: int,
@@ -92,22 +66,16 @@ class Hashing(_Encoder):
     ) -> None:
         if not isinstance(num_bins, int) or num_bins < 1:
             raise ValueError(f"num_bins must be an integer of at least 1, got {num_bins!r}")
-        super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot", "multi_hot", "count"))
+        default = torch.int64 if output_mode == "int" else None
+        super().__init__(output_mode, ("int", *ENCODINGS), sparse, name or "hashing", dtype, default)
         if output_mode == "int" and self.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"dtype must be int32 or int64 for output_mode 'int', got {self.dtype}")
-        if sparse and output_mode == "int":
-            raise ValueError("sparse must be False for output_mode 'int'")
-        self.mask_value = mask_value
-        self.salt = checked_salt(salt)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make an equal layer."""
-        return {**super().get_config(), "trainable": True, "salt": self.salt, "mask_value": self.mask_value}
+        self._refuse_sparse_places()
+        self.num_bins, self.mask_value, self.salt = num_bins, mask_value, checked_salt(salt)
 
     def forward(self, inputs: Any) -> Any:
         """Return the bins of the inputs, or their encoding."""
-        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
-        bins = mapped_values(x, self._bins)
+        bins = mapped_values(as_inputs(inputs), self._bins)
         if self.output_mode == "int":
             return mapped_values(bins, lambda values: values.to(self.dtype))
         if self.output_mode == "one_hot" and isinstance(bins, Tensor):
@@ -164,7 +132,7 @@ def _wrapped(number: int, limits: torch.iinfo) -> int:
     return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
-class HashedCrossing(_Encoder):
+class HashedCrossing(Encoder):
     """
     Cross features: hash each combination of their values to a bin.
 
@@ -191,10 +159,16 @@ class HashedCrossing(_Encoder):
         tensor([1, 4, 1, 1, 3])
     """
 
+    _fields = ("name", "dtype", "num_bins", "output_mode", "sparse")
+
     def __init__(
         self, num_bins: int, output_mode: str = "int", sparse: bool = False, name: str | None = None, dtype: Any = None
     ) -> None:
-        super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot"))
+        if not isinstance(num_bins, int) or num_bins < 0:
+            raise ValueError(f"num_bins must be an integer that is not negative, got {num_bins!r}")
+        default = torch.int64 if output_mode == "int" else None
+        super().__init__(output_mode, ("int", "one_hot"), sparse, name or "hashedcrossing", dtype, default)
+        self.num_bins = num_bins
 
     def forward(self, inputs: Any) -> Any:
         """Return the bins of the crosses, or their encoding."""

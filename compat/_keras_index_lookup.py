@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +187,12 @@ class IndexLookup(Layer):
             raise ValueError(
                 f"idf_weights must have one number for each of the {words} tokens, got shape {weights.shape}"
             )
-        front = np.full(in_front, weights.mean())
-        behind = np.zeros(max(self._depth() - in_front - words, 0))
+        self._fill_weights(weights, weights.mean(), in_front)
+
+    def _fill_weights(self, weights: np.ndarray, mean: Any, in_front: int) -> None:
+        """Set the weights of all ids: the mean for those in front of the given ones, and 0 for those behind."""
+        front = np.full(in_front, mean)
+        behind = np.zeros(max(self._depth() - in_front - len(weights), 0))
         self.idf_weights = torch.from_numpy(np.concatenate([front, weights, behind]).astype(np.float32))
 
     def _depth(self) -> int:
@@ -208,9 +213,7 @@ class IndexLookup(Layer):
         """
         self.reset_state()
         if is_stream(data):
-            for step, batch in enumerate(data):
-                if steps is not None and step >= steps:
-                    break
+            for batch in islice(data, steps):
                 self.update_state(batch)
         else:
             values = self._inputs(data)
@@ -245,9 +248,7 @@ class IndexLookup(Layer):
             weights = self._documents.idf_weights(tokens)
             # As in Keras the mean is NaN where no token is left; numpy would warn.
             mean = weights.mean(dtype=np.float32) if len(weights) else np.float32("nan")
-            front = np.full(self._token_start(), mean)
-            behind = np.zeros(max(self._depth() - len(front) - len(weights), 0), np.float32)
-            self.idf_weights = torch.from_numpy(np.concatenate([front, weights, behind]).astype(np.float32))
+            self._fill_weights(weights, mean, self._token_start())
         self.reset_state()
 
     def reset_state(self) -> None:

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ..features.words import decoded, encoded, integer_of
-from ._keras_encode import mapped_values
+from ._keras_encode import as_inputs, mapped_values
 from ._keras_index_lookup import IndexLookup
-from .tensorflow import RaggedTensor, SparseTensor
-from .tensorflow._tensors import as_values
 
 
 class StringLookup(IndexLookup):
@@ -120,8 +118,7 @@ class StringLookup(IndexLookup):
         return lines
 
     def _inputs(self, inputs: Any) -> Any:
-        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
-        return mapped_values(x, _strings)
+        return mapped_values(as_inputs(inputs), _strings)
 
     def _as_output(self, tokens: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
         result = np.empty(len(tokens), dtype=object)
@@ -244,7 +241,7 @@ class IntegerLookup(IndexLookup):
         return tokens
 
     def _inputs(self, inputs: Any) -> Any:
-        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
+        x = as_inputs(inputs)
         if isinstance(inputs, (float, list, tuple)) and isinstance(x, Tensor) and x.is_floating_point() and x.numel():
             raise TypeError(f"inputs must be integers, got {inputs!r:.100}")
         return mapped_values(x, _integers)

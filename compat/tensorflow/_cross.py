@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import ops
 from ...ops.hash_cross import DEFAULT_HASH_KEY
 from ._arguments import as_size, as_strings
-from ._tensors import SparseTensor
+from ._tensors import RaggedTensor, SparseTensor
 
 #: A dense column of strings is a numpy array.
 Column: TypeAlias = SparseTensor | Tensor | np.ndarray
@@ -111,27 +111,18 @@ def crossed(
     hashed: Callable[[JaggedColumn], Tensor],
     *,
     raw: bool = False,
-) -> SparseTensor:
-    """Return the hashed cross of the columns; ``hashed`` turns the values of one column into int64."""
+) -> RaggedTensor:
+    """Return the hashed cross of the columns, row by row; ``hashed`` turns the values of one column into int64."""
     if not 0 <= num_buckets < 2**63:
         raise ValueError(f"num_buckets must be in [0, 2 ** 63), got {num_buckets}")
     if not columns:
-        return _sparse_result(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        return RaggedTensor(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     parsed, _ = jagged(columns, raw)
     device = parsed[0].offsets.device
     values, offsets = ops.cross_hashed(
         [(hashed(column).to(device), column.offsets) for column in parsed], num_buckets, hash_key
     )
-    return _sparse_result(values, offsets)
-
-
-def _sparse_result(values: Any, offsets: Tensor) -> SparseTensor:
-    """Return jagged rows as a SparseTensor: a row's values fill its columns from 0 on."""
-    counts = offsets.diff()
-    rows = torch.repeat_interleave(counts)
-    places = torch.arange(rows.shape[0], device=rows.device) - offsets[:-1][rows]
-    widest = int(counts.max()) if len(counts) else 0
-    return SparseTensor(torch.stack([rows, places], dim=1), values, torch.tensor([len(counts), widest]))
+    return RaggedTensor(values, offsets)
 
 
 def numbers_or_fingerprints(column: JaggedColumn) -> Tensor:
@@ -139,8 +130,8 @@ def numbers_or_fingerprints(column: JaggedColumn) -> Tensor:
     return column.values if isinstance(column.values, Tensor) else ops.fingerprint64(column.values)
 
 
-def crossed_strings(columns: Sequence[Column], separator: Any, *, raw: bool = False) -> SparseTensor:
-    """Return the cross as strings, made in Python since torch has none."""
+def crossed_strings(columns: Sequence[Column], separator: Any, *, raw: bool = False) -> RaggedTensor:
+    """Return the cross as strings, row by row, made in Python since torch has none."""
     joint = as_strings("separator", separator)
     if joint is None or joint.ndim != 0:
         raise ValueError(f"{'sep' if raw else 'separator'} must be one string, got {separator!r}")
@@ -156,7 +147,7 @@ def crossed_strings(columns: Sequence[Column], separator: Any, *, raw: bool = Fa
         counts[row + 1] = len(result)
     values: Any = np.empty(len(result), dtype=object)
     values[:] = result
-    return _sparse_result(values, torch.tensor(counts))
+    return RaggedTensor(values, torch.tensor(counts))
 
 
 def _texts(values: Tensor | np.ndarray) -> list[bytes]:
@@ -189,7 +180,7 @@ def cross(inputs: Any, name: str | None = None, separator: Any = None) -> Sparse
         >>> cross([torch.tensor([[1], [2]]), torch.tensor([[3, 4], [5, 6]])]).values
         array([b'1_X_3', b'1_X_4', b'2_X_5', b'2_X_6'], dtype=object)
     """
-    return crossed_strings(columns_of(inputs), "_X_" if separator is None else separator)
+    return crossed_strings(columns_of(inputs), "_X_" if separator is None else separator).to_sparse()
 
 
 def cross_hashed(
@@ -222,7 +213,7 @@ def cross_hashed(
     """
     columns = columns_of(inputs)
     key = signed_word("hash_key", hash_key or DEFAULT_HASH_KEY)
-    return crossed(columns, as_size("num_buckets", num_buckets), key, numbers_or_fingerprints)
+    return crossed(columns, as_size("num_buckets", num_buckets), key, numbers_or_fingerprints).to_sparse()
 
 
 def signed_word(argument: str, value: Any) -> int:

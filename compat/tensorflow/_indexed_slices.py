@@ -56,28 +56,10 @@ def convert_to_tensor(
     return ops.indexed_slices_to_dense(value.values, value.indices, int(value.dense_shape[0]))
 
 
-def deduplicate_indexed_slices(values: Any, indices: Any) -> tuple[Tensor, Tensor]:
-    """
-    Add up the rows that share an index.
-
-    Returns:
-        ``(summed_values, unique_indices)``, in order of first appearance.
-
-    Source: ``tensorflow.python.training.optimizer._deduplicate_indexed_slices``.
-
-    Example:
-        >>> deduplicate_indexed_slices([1.0, 2.0, 4.0], [7, 3, 7])
-        (tensor([5., 2.]), tensor([7, 3], dtype=torch.int32))
-    """
-    values = as_tensor("values", values)
-    merged = ops.deduplicate_rows(values, as_tensor("indices", indices, empty=torch.int32, device=values.device))
-    return merged.values, merged.indices
-
-
 def merged(slices: IndexedSlices) -> IndexedSlices:
-    """Return the slices with rows of one index added up."""
-    values, indices = deduplicate_indexed_slices(slices.values, slices.indices)
-    return IndexedSlices(values, indices, slices.dense_shape)
+    """Return the slices with rows of one index added up, in order of first appearance."""
+    found = ops.deduplicate_rows(slices.values, slices.indices)
+    return IndexedSlices(found.values, found.indices, slices.dense_shape)
 
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:

@@ -22,7 +22,7 @@ from ._cross import (
     signed_word,
 )
 from ._fingerprint import byte_strings, fingerprint
-from ._tensors import SparseTensor, as_values
+from ._tensors import RaggedTensor, SparseTensor, as_values
 
 
 class SparseCrossResult(NamedTuple):
@@ -168,5 +168,6 @@ def _columns(
     return columns_of(columns)
 
 
-def _parts(result: SparseTensor) -> SparseCrossResult:
+def _parts(crosses: RaggedTensor) -> SparseCrossResult:
+    result = crosses.to_sparse()
     return SparseCrossResult(result.indices, result.values, result.dense_shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +39,7 @@ def cross(inputs: Any, name: str | None = None) -> RaggedTensor:
         >>> cross([[["a"], ["e"]], rows]).to_list()
         [[b'a_X_b', b'a_X_c'], [b'e_X_d']]
     """
-    return _as_rows(crossed_strings(_columns(inputs), "_X_"))
+    return crossed_strings(_columns(inputs), "_X_")
 
 
 def cross_hashed(
@@ -71,7 +70,7 @@ def cross_hashed(
     """
     key = as_size("hash_key", DEFAULT_HASH_KEY if hash_key is None else hash_key, (torch.int64,))
     key = signed_word("hash_key", key - 2**64 if key > 2**63 else key)
-    return _as_rows(crossed(_columns(inputs), as_size("num_buckets", num_buckets), key, numbers_or_fingerprints))
+    return crossed(_columns(inputs), as_size("num_buckets", num_buckets), key, numbers_or_fingerprints)
 
 
 def _columns(inputs: Any) -> list[Any]:
@@ -93,8 +92,3 @@ def _columns(inputs: Any) -> list[Any]:
             column = column.with_values(values.long()) if isinstance(column, SparseTensor) else values.long()
         columns.append(column)
     return columns
-
-
-def _as_rows(crosses: SparseTensor) -> RaggedTensor:
-    counts = np.bincount(crosses.indices[:, 0].cpu().numpy(), minlength=crosses.shape[0])
-    return RaggedTensor.from_row_lengths(crosses.values, counts)

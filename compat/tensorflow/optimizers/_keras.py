@@ -131,6 +131,9 @@ class KerasOptimizer(Optimizer):
         for parameter in self._parameters() if self.use_ema else ():
             parameter.copy_(self.state[parameter]["average"])
 
+    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
+        return {slot: cast(value, torch.float32) for slot, value in super()._slots(group).items()}
+
     # ---- The step ----------------------------------------------------------------------------------------------------
 
     def _parameters(self) -> list[Tensor]:

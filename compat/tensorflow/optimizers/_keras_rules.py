@@ -10,7 +10,7 @@ from torch import Tensor
 from ._gradients import Gradient, changed, dense
 from ._keras import KerasOptimizer, add, rows_of, subtract
 from ._numbers import cast, rounded
-from ._optimizer import check_not_negative
+from ._optimizer import checked_ftrl
 
 
 class SGD(KerasOptimizer):
@@ -88,6 +88,7 @@ class Adagrad(KerasOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _initial = {"accumulator": "initial_accumulator_value"}
 
     def __init__(
         self,
@@ -100,9 +101,6 @@ class Adagrad(KerasOptimizer):
     ) -> None:
         hyperparameters = {"initial_accumulator_value": initial_accumulator_value, "epsilon": epsilon}
         super().__init__(params, learning_rate, hyperparameters, weight_decay=weight_decay, **options)
-
-    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accumulator": cast(group["initial_accumulator_value"], torch.float32)}
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         lr, epsilon = cast(group["lr"], parameter.dtype), rounded(group["epsilon"], parameter.dtype)
@@ -234,6 +232,7 @@ class Ftrl(KerasOptimizer):
     """
 
     slot_names = ("accumulator", "linear")
+    _initial = {"accumulator": "initial_accumulator_value"}
 
     def __init__(
         self,
@@ -248,20 +247,10 @@ class Ftrl(KerasOptimizer):
         weight_decay: float | None = None,
         **options: Any,
     ) -> None:
-        hyperparameters = {
-            "initial_accumulator_value": initial_accumulator_value,
-            "l1_regularization_strength": l1_regularization_strength,
-            "l2_regularization_strength": l2_regularization_strength,
-            "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
-        }
-        check_not_negative(**hyperparameters)
-        if learning_rate_power > 0:
-            raise ValueError(f"learning_rate_power must not be positive, got {learning_rate_power}")
-        hyperparameters |= {"learning_rate_power": learning_rate_power, "beta": beta}
+        penalties = (l1_regularization_strength, l2_regularization_strength, l2_shrinkage_regularization_strength)
+        hyperparameters = checked_ftrl(learning_rate_power, initial_accumulator_value, *penalties)
+        hyperparameters["beta"] = beta
         super().__init__(params, learning_rate, hyperparameters, weight_decay=weight_decay, **options)
-
-    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accumulator": cast(group["initial_accumulator_value"], torch.float32), "linear": 0.0}
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype = parameter.dtype

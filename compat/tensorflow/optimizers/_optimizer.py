@@ -25,6 +25,8 @@ class Optimizer(torch.optim.Optimizer):
 
     #: The names of the slots that a parameter may have, in the order in which TensorFlow makes them.
     slot_names: ClassVar[tuple[str, ...]] = ()
+    #: The keys in a group of the numbers that fill slots at first, by slot; the others begin with 0.
+    _initial: ClassVar[dict[str, str]] = {}
     #: Whether gradients may have other floating dtypes than their parameters.
     _any_float: ClassVar[bool] = False
     #: The attributes that copies and pickles keep beside torch's.
@@ -133,7 +135,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         """Return the slots that a parameter of this group has, with the value that fills each at first."""
-        return dict.fromkeys(self.slot_names, 0.0)
+        return dict.fromkeys(self.slot_names, 0.0) | {slot: group[key] for slot, key in self._initial.items()}
 
     def slots_of(self, parameter: Tensor, group: dict[str, Any]) -> list[Tensor]:
         """Return the slots of a parameter, which are made when they are first needed."""
@@ -156,11 +158,22 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a number or a function, got {value!r}") from error
 
 
-def check_not_negative(**numbers: float) -> None:
-    """Raise ``ValueError`` with the name of the first number that is negative."""
+def checked_ftrl(
+    learning_rate_power: float, initial: float, l1: float, l2: float, shrinkage: float
+) -> dict[str, float]:
+    """Return the hyperparameters of FTRL by name: ``learning_rate_power`` is <= 0, the others are >= 0."""
+    numbers = {
+        "initial_accumulator_value": initial,
+        "l1_regularization_strength": l1,
+        "l2_regularization_strength": l2,
+        "l2_shrinkage_regularization_strength": shrinkage,
+    }
     for name, value in numbers.items():
         if value < 0:
             raise ValueError(f"{name} must not be negative, got {value}")
+    if learning_rate_power > 0:
+        raise ValueError(f"learning_rate_power must not be positive, got {learning_rate_power}")
+    return {**numbers, "learning_rate_power": learning_rate_power}
 
 
 def check_positive(name: str, value: float) -> None:

@@ -138,6 +138,7 @@ class AdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _initial = {"accumulator": "initial_accumulator_value"}
     _rule = RowRule.ADAGRAD
 
     def __init__(
@@ -150,9 +151,6 @@ class AdagradOptimizer(RowOptimizer):
     ) -> None:
         check_positive("initial_accumulator_value", initial_accumulator_value)
         super().__init__(params, learning_rate, name, {"initial_accumulator_value": initial_accumulator_value})
-
-    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accumulator": group["initial_accumulator_value"]}
 
     def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         return [*super()._numbers(group, dtype), 0.0]  # its epsilon

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ....ops.row_update import RowRule
-from ._optimizer import check_not_negative, check_positive
+from ._optimizer import check_positive, checked_ftrl
 from ._v1 import RowOptimizer
 
 _PENALTIES = ("l1_regularization_strength", "l2_regularization_strength")
@@ -34,6 +34,7 @@ class AdagradDAOptimizer(RowOptimizer):
     """
 
     slot_names = ("gradient_accumulator", "gradient_squared_accumulator")
+    _initial = {"gradient_squared_accumulator": "initial_gradient_squared_accumulator_value"}
     _rule = RowRule.ADAGRAD_DUAL_AVERAGING
     _keys = ("lr", *_PENALTIES)
 
@@ -57,9 +58,6 @@ class AdagradDAOptimizer(RowOptimizer):
         }
         super().__init__(params, learning_rate, name, hyperparameters)
         self.iterations = int(global_step)
-
-    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return dict(zip(self.slot_names, (0.0, group["initial_gradient_squared_accumulator_value"]), strict=True))
 
     def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         return [*super()._numbers(group, dtype), float(group["iterations"] + 1)]
@@ -91,6 +89,7 @@ class FtrlOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "linear")
+    _initial = {"accum": "initial_accumulator_value"}
     _rule = RowRule.FTRL
     _keys = ("lr", *_PENALTIES, "l2_shrinkage_regularization_strength", "learning_rate_power")
     _kept = (*RowOptimizer._kept, "accum_name", "linear_name")
@@ -110,26 +109,15 @@ class FtrlOptimizer(RowOptimizer):
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float | None = None,
     ) -> None:
-        hyperparameters = {
-            "initial_accumulator_value": initial_accumulator_value,
-            "l1_regularization_strength": l1_regularization_strength,
-            "l2_regularization_strength": l2_regularization_strength,
-            "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
-        }
-        check_not_negative(**hyperparameters)
-        if learning_rate_power > 0:
-            raise ValueError(f"learning_rate_power must not be positive, got {learning_rate_power}")
-        hyperparameters |= {"learning_rate_power": learning_rate_power, "beta": beta or 0.0}
-        super().__init__(params, learning_rate, name, hyperparameters)
+        penalties = (l1_regularization_strength, l2_regularization_strength, l2_shrinkage_regularization_strength)
+        hyperparameters = checked_ftrl(learning_rate_power, initial_accumulator_value, *penalties)
+        super().__init__(params, learning_rate, name, {**hyperparameters, "beta": beta or 0.0})
         self.accum_name, self.linear_name = accum_name or name, linear_name or name
 
     @property
     def slot_scopes(self) -> tuple[str, ...]:
         """The name of each slot that TensorFlow puts behind the variable's."""
         return self.accum_name, self.linear_name
-
-    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accum": group["initial_accumulator_value"], "linear": 0.0}
 
     def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         # As in TensorFlow, the sum is in float32.
@@ -156,6 +144,7 @@ class ProximalAdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _initial = {"accumulator": "initial_accumulator_value"}
     _rule = RowRule.PROXIMAL_ADAGRAD
     _keys = ("lr", *_PENALTIES)
 
@@ -176,9 +165,6 @@ class ProximalAdagradOptimizer(RowOptimizer):
             "l2_regularization_strength": l2_regularization_strength,
         }
         super().__init__(params, learning_rate, name, hyperparameters)
-
-    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accumulator": group["initial_accumulator_value"]}
 
 
 class ProximalGradientDescentOptimizer(RowOptimizer):
