@@ -89,6 +89,8 @@ def as_strings(argument: str, value: Any) -> np.ndarray | None:
     """
     Convert strings to a numpy array of ``bytes`` objects, ``str`` as UTF-8; return None if ``value`` has no strings.
 
+    An empty array is of strings if its dtype is.
+
     Args:
         argument: its name, for errors.
         value: a ``str`` or ``bytes``, a nested list of them, a numpy array of dtype ``S``, ``U`` or ``O``, or a

@@ -89,9 +89,9 @@ def _device(column: Column) -> torch.device | None:
 
 def _strings(values: np.ndarray) -> np.ndarray:
     found = as_strings("inputs", values)
-    if found is None and len(values):
+    if found is None:
         raise ValueError(f"inputs must hold numbers or strings, got {values[0]!r}")
-    return np.empty(0, dtype=object) if found is None else found
+    return found
 
 
 def _sparse_column(column: SparseTensor, rows: int, device: torch.device | None) -> JaggedColumn:

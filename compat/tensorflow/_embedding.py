@@ -27,11 +27,7 @@ def lookup(params: Any, ids: Any, partition_strategy: str, max_norm: Any, sparse
         return RaggedTensor(values, ids.row_splits)
     ids = _index("ids", as_tensor("ids", ids, empty=torch.float32, device=shards[0].device), int16=True)
     if shards[0].dtype in _FLOATS:
-        _prepare_sparse_gradients(shards, sparse_gradient)
-        norm = None if max_norm is None else float(max_norm)
-        return ops.embedding_lookup(
-            shards, ids, partition_strategy=partition_strategy, max_norm=norm, sparse=sparse_gradient
-        )
+        return ops.embedding_lookup(shards, ids, **_options(shards, partition_strategy, max_norm, sparse_gradient))
     if max_norm is not None:
         raise ValueError(f"params must be floating for max_norm, got {shards[0].dtype}")
     return _picked(shards, ids, partition_strategy)
@@ -67,7 +63,14 @@ def lookup_sparse(
         row_ids = sp_ids.indices[:, 0]
         rows = {"row_ids": row_ids, "num_rows": int(row_ids[-1]) + 1 if len(row_ids) else 0}
     try:
-        return _combined(shards, ids, weights, rows, partition_strategy, combiner, max_norm, sparse_gradient)
+        if shards[0].dtype not in _FLOATS:
+            return _integer_lookup(shards, ids, weights, rows, partition_strategy, combiner, max_norm)
+        options = _options(shards, partition_strategy, max_norm, sparse_gradient)
+        if weights is not None and not weights.is_floating_point():
+            weights = weights.to(torch.float32 if shards[0].dtype in _HALVES else shards[0].dtype)
+        return ops.embedding_lookup_sparse(
+            shards, ids, **rows, weights=weights, combiner=combiner, nan_weights=True, **options
+        )
     except (IndexError, ValueError):
         # If rows are not sorted, the last is not the highest, and the operator's error would name another argument.
         _check_rows("sp_ids", rows.get("row_ids"))
@@ -84,35 +87,6 @@ def _check_rows(argument: str, row_ids: Tensor | None) -> None:
         i = int(falls[0]) + 1
         before, after = row_ids[i - 1 : i + 1].tolist()
         raise ValueError(f"{argument} must have sorted rows, got {before} followed by {after} at position {i}")
-
-
-def _combined(
-    shards: list[Tensor],
-    ids: Tensor,
-    weights: Tensor | None,
-    rows: dict[str, Any],
-    partition_strategy: str,
-    combiner: str,
-    max_norm: Any,
-    sparse_gradient: bool,
-) -> Tensor:
-    """Look ids up and combine their rows, by the operator for floats or by sums of integers."""
-    if shards[0].dtype not in _FLOATS:
-        return _integer_lookup(shards, ids, weights, rows, partition_strategy, combiner, max_norm)
-    _prepare_sparse_gradients(shards, sparse_gradient)
-    if weights is not None and not weights.is_floating_point():
-        weights = weights.to(torch.float32 if shards[0].dtype in _HALVES else shards[0].dtype)
-    return ops.embedding_lookup_sparse(
-        shards,
-        ids,
-        **rows,
-        weights=weights,
-        combiner=combiner,
-        partition_strategy=partition_strategy,
-        max_norm=None if max_norm is None else float(max_norm),
-        sparse=sparse_gradient,
-        nan_weights=True,
-    )
 
 
 def safe_lookup_sparse(
@@ -149,7 +123,6 @@ def safe_lookup_sparse(
         ids, rows = _pruned(ids, row_ids, num_rows, default_id)
         result = _integer_lookup(shards, ids, None, rows, partition_strategy, combiner, max_norm, "embedding_weights")
         return result.reshape([*shape, *shards[0].shape[1:]])
-    _prepare_sparse_gradients(shards, sparse_gradient)
     result = ops.safe_embedding_lookup_sparse(
         shards,
         ids,
@@ -158,10 +131,8 @@ def safe_lookup_sparse(
         weights=weights,
         combiner=combiner,
         default_id=default_id,
-        partition_strategy=partition_strategy,
-        max_norm=None if max_norm is None else float(max_norm),
-        sparse=sparse_gradient,
         nan_weights=True,
+        **_options(shards, partition_strategy, max_norm, sparse_gradient),
     )
     return result.reshape([*shape, *shards[0].shape[1:]])
 
@@ -241,11 +212,14 @@ def _weights(argument: str, weights: Any, ids: Tensor) -> Tensor:
     return values
 
 
-def _prepare_sparse_gradients(shards: list[Tensor], sparse_gradient: bool) -> None:
+def _options(shards: list[Tensor], partition_strategy: str, max_norm: Any, sparse_gradient: bool) -> dict[str, Any]:
+    """Return what all our operators of lookups take; sparse gradients of the shards will be marked as coalesced."""
     if sparse_gradient and torch.is_grad_enabled():
         for shard in shards:
             if shard.requires_grad and shard.is_leaf:
                 keep_coalesced(shard)
+    norm = None if max_norm is None else float(max_norm)
+    return {"partition_strategy": partition_strategy, "max_norm": norm, "sparse": sparse_gradient}
 
 
 def _rows_of_any_rank(ids: SparseTensor | RaggedTensor) -> tuple[Tensor, int, list[int]]:

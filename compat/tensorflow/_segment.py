@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,20 +11,12 @@ from torch import Tensor
 from ... import ops
 from ._arguments import as_size, as_tensor, holds_integers
 
-_SORTED = {
-    "sum": ops.segment_sum,
-    "mean": ops.segment_mean,
-    "max": ops.segment_max,
-    "min": ops.segment_min,
-    "prod": ops.segment_prod,
+# Our operators have TensorFlow's names.
+_SORTED: dict[str, Callable[..., Tensor]] = {
+    reduction: getattr(ops, f"segment_{reduction}") for reduction in ("sum", "mean", "max", "min", "prod")
 }
-_UNSORTED = {
-    "sum": ops.unsorted_segment_sum,
-    "mean": ops.unsorted_segment_mean,
-    "sqrt_n": ops.unsorted_segment_sqrt_n,
-    "max": ops.unsorted_segment_max,
-    "min": ops.unsorted_segment_min,
-    "prod": ops.unsorted_segment_prod,
+_UNSORTED: dict[str, Callable[..., Tensor]] = {
+    reduction: getattr(ops, f"unsorted_segment_{reduction}") for reduction in (*_SORTED, "sqrt_n")
 }
 _NARROW = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 

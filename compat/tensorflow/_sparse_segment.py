@@ -14,20 +14,12 @@ from ..._torch import mark_coalesced
 from ...ops.unique import take_slices
 from ._arguments import as_size, as_tensor, holds_integers
 
-_FORWARD: dict[str, Callable[..., Tensor]] = {
-    "sum": ops.sparse_segment_sum,
-    "mean": ops.sparse_segment_mean,
-    "sqrt_n": ops.sparse_segment_sqrt_n,
-}
-_GRAD: dict[str, Callable[..., Tensor]] = {
-    "sum": ops.sparse_segment_sum_grad,
-    "mean": ops.sparse_segment_mean_grad,
-    "sqrt_n": ops.sparse_segment_sqrt_n_grad,
-}
+# Our operators have TensorFlow's names.
+_REDUCTIONS = ("sum", "mean", "sqrt_n")
+_FORWARD: dict[str, Callable[..., Tensor]] = {x: getattr(ops, f"sparse_segment_{x}") for x in _REDUCTIONS}
+_GRAD: dict[str, Callable[..., Tensor]] = {x: getattr(ops, f"sparse_segment_{x}_grad") for x in _REDUCTIONS}
 _GRAD_V2: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "sum": ops.sparse_segment_sum_grad_v2,
-    "mean": ops.sparse_segment_mean_grad_v2,
-    "sqrt_n": ops.sparse_segment_sqrt_n_grad_v2,
+    x: getattr(ops, f"sparse_segment_{x}_grad_v2") for x in _REDUCTIONS
 }
 
 

@@ -56,7 +56,7 @@ def bincount(
     numbers, rows, count = _rows_of("values", values)
     if numbers.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"values must be int32 or int64, got {numbers.dtype}")
-    weighed = _weights_like(values, weights)
+    weighed = _weights_like(values, rows, weights)
     wrong = (numbers < 0).nonzero()
     if len(wrong):
         raise ValueError(f"values must not be negative, got {int(numbers[wrong[0]])} at position {int(wrong[0])}")
@@ -109,14 +109,14 @@ def _rows_of(argument: str, values: Any) -> tuple[Tensor, Tensor, int | None]:
     raise ValueError(f"{argument} must be numbers of rank 1 or 2, got {values!r}")
 
 
-def _weights_like(values: Any, weights: Any) -> Tensor | None:
+def _weights_like(values: Any, rows: Tensor, weights: Any) -> Tensor | None:
     if weights is None:
         return None
     same = type(values) if isinstance(values, (SparseTensor, RaggedTensor)) else None
     if same is not None and not isinstance(weights, same):
         raise ValueError(f"weights must be a {same.__name__} as values are, got {type(weights).__name__}")
-    found, rows, _ = _rows_of("weights", weights)
-    if not torch.equal(rows, _rows_of("values", values)[1]):
+    found, places, _ = _rows_of("weights", weights)
+    if not torch.equal(places, rows):
         raise ValueError("weights must have the places of values, got others")
     return found
 

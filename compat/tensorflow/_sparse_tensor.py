@@ -17,8 +17,6 @@ from ._arguments import as_strings, as_tensor
 
 def as_values(argument: str, value: Any) -> Tensor | np.ndarray:
     """Convert ``value`` to a tensor, or to a numpy array of ``bytes`` if it holds strings."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OSU" and value.size == 0:
-        return value.astype(object)
     strings = as_strings(argument, value)
     return as_tensor(argument, value) if strings is None else strings
 

@@ -85,7 +85,7 @@ def unique_with_counts(x: Any, out_idx: torch.dtype = torch.int32, name: str | N
 
 def _unique(x: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
     _check_out_idx(out_idx)
-    strings = _strings(x)
+    strings = as_strings("x", x)
     y: Any
     if strings is not None:
         y, idx, count = _unique_strings(strings)
@@ -118,7 +118,7 @@ def unique_along(x: Any, axis: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, 
     if axes.shape[0] == 0:
         return _unique(x, out_idx)
     dim = int(axes[0])
-    strings = _strings(x)
+    strings = as_strings("x", x)
     given: Any = as_tensor("x", x).detach() if strings is None else strings
     if not -given.ndim <= dim < given.ndim:
         raise ValueError(f"axis must be in [{-given.ndim}, {given.ndim}) for x of shape {list(given.shape)}, got {dim}")
@@ -131,13 +131,6 @@ def unique_along(x: Any, axis: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, 
         _, idx, count = ops.unique_with_counts(_comparable_slices(given, dim), 0)
         y = take_slices(given, dim, _firsts(idx, count.shape[0]))
     return y, idx.to(out_idx), count.to(out_idx)
-
-
-def _strings(x: Any) -> np.ndarray | None:
-    """Return ``x`` as strings, or None if it holds none; an empty array is of strings if its dtype is."""
-    if isinstance(x, np.ndarray) and x.dtype.kind in "OSU" and x.size == 0:
-        return x.astype(object)
-    return as_strings("x", x)
 
 
 def _check_out_idx(out_idx: torch.dtype) -> None:

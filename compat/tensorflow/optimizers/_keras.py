@@ -217,17 +217,8 @@ def rows_of(table: Tensor, gradient: Gradient) -> Tensor:
     return table.index_select(0, gradient.indices) if isinstance(gradient, Slices) else table
 
 
-def add(table: Tensor, change: Gradient) -> None:
-    """Add a change to a table in place; slices are added one after another, and only to their rows."""
-    _subtract(table, change, -1.0)
-
-
-def subtract(table: Tensor, change: Gradient) -> None:
+def subtract(table: Tensor, change: Gradient, factor: float = 1.0) -> None:
     """Subtract a change from a table in place; slices are subtracted one after another, and only from their rows."""
-    _subtract(table, change, 1.0)
-
-
-def _subtract(table: Tensor, change: Gradient, factor: float) -> None:
     if isinstance(change, Slices):
         row_update_(RowRule.GRADIENT_DESCENT, [table], change.values.contiguous(), change.indices, [factor])
     else:

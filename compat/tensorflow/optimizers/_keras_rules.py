@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._gradients import Gradient, changed, dense
-from ._keras import KerasOptimizer, add, rows_of, subtract
+from ._keras import KerasOptimizer, rows_of, subtract
 from ._numbers import cast, rounded
 from ._optimizer import checked_ftrl
 
@@ -105,7 +105,7 @@ class Adagrad(KerasOptimizer):
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         lr, epsilon = cast(group["lr"], parameter.dtype), rounded(group["epsilon"], parameter.dtype)
         (accumulator,) = self.slots_of(parameter, group)
-        add(accumulator, changed(gradient, torch.square))
+        subtract(accumulator, changed(gradient, torch.square), -1.0)
         roots = rows_of(accumulator, gradient).add(epsilon).sqrt_()
         subtract(parameter, changed(gradient, lambda g: g * lr / roots))
 

@@ -181,15 +181,11 @@ def _entries(source: Any) -> _Entries:
     return [(name.removesuffix(":0"), partial(source.__getitem__, name)) for name in source.keys()]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _keras_entries(source: Any) -> _Entries:
     """Return the name of each of Keras's variables and a function that reads it, in Keras's order."""
     variables = getattr(source, "variables", source)
     if isinstance(variables, (list, tuple)):
-        return [(getattr(v, "path", ""), partial(_same, v)) for v in variables]
+        return [(getattr(v, "path", ""), partial(np.asarray, v)) for v in variables]
     entries = _entries(source)
     ordered: list[tuple[int, Callable[[], Any]]] = []
     for name, read in entries:
