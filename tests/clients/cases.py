@@ -122,6 +122,12 @@ class Side:
         """Make a schedule that decreases the learning rate at each step."""
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY)
 
+    def made(self) -> tuple[Model, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        """Make a model, its optimizer and its schedule."""
+        model = self.model()
+        optimizer = self.optimizer(model.parameters())
+        return model, optimizer, self.schedule(optimizer)
+
 
 def batches(first: int = 0, steps: int = STEPS, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield ids ``[B, 2]`` and targets. Ids are from a window that moves on, so that many rows are idle for long."""
@@ -163,9 +169,7 @@ def learned(model: torch.nn.Module, prefix: str = "") -> Results:
 
 def trained(side: Side, steps: int = STEPS) -> tuple[Model, torch.optim.Optimizer, Any]:
     """Train a model, which leaves rows stale where its mode does so; return it, its optimizer and its schedule."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    schedule = side.schedule(optimizer)
+    model, optimizer, schedule = side.made()
     train(model, optimizer, schedule, steps=steps)
     return model, optimizer, schedule
 

@@ -17,10 +17,9 @@ from torchsparse_rec import nn
 def compiled(side: Side, backend: str = "aot_eager") -> Results:
     """Train a compiled model, then look up by it."""
     torch.compiler.reset()
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
+    model, optimizer, schedule = side.made()
     call: Any = torch.compile(model, backend=backend)
-    train(call, optimizer, side.schedule(optimizer))
+    train(call, optimizer, schedule)
     results = {"trained": call(IDS), **learned(model)}
     with torch.no_grad():
         results["without gradients"] = call(IDS)

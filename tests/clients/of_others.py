@@ -95,9 +95,8 @@ def accelerate(side: Side, clip: Any = None, accumulate: int = 1) -> Results:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    prepared = accelerator.prepare(model, optimizer, loader(), side.schedule(optimizer))
+    model, optimizer, schedule = side.made()
+    prepared = accelerator.prepare(model, optimizer, loader(), schedule)
     for ids, target in prepared[2]:
         with accelerator.accumulate(prepared[0]):
             accelerator.backward(loss_of(prepared[0](ids), target))

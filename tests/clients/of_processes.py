@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 def ddp(side: Side, **arguments: Any) -> Results:
     """Train by DistributedDataParallel, each process on its half of the batch."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    train(DistributedDataParallel(model, **arguments), optimizer, side.schedule(optimizer), rank=dist.get_rank())
+    model, optimizer, schedule = side.made()
+    train(DistributedDataParallel(model, **arguments), optimizer, schedule, rank=dist.get_rank())
     return learned(model)
 
 

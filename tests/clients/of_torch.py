@@ -28,8 +28,7 @@ def training(side: Side) -> Results:
 
 def ema(side: Side) -> Results:
     """Average exponentially after each step, by torch's class and by hand over ``parameters()``."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
+    model, optimizer, schedule = side.made()
     average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.8))
     by_hand = [p.detach().clone() for p in model.parameters()]
 
@@ -38,7 +37,7 @@ def ema(side: Side) -> Results:
         for mean, p in zip(by_hand, model.parameters(), strict=True):
             mean.lerp_(p.detach(), 0.2)
 
-    train(model, optimizer, side.schedule(optimizer), after_step=update)
+    train(model, optimizer, schedule, after_step=update)
     return {**learned(average, "average."), **{f"by hand {k}": mean for k, mean in enumerate(by_hand)}}
 
 
@@ -85,9 +84,7 @@ def parametrized(side: Side) -> Results:
 
 def functional(side: Side) -> Results:
     """Train by ``functional_call`` over the model's own parameters, and look up by it after each step."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    schedule = side.schedule(optimizer)
+    model, optimizer, schedule = side.made()
     results = {}
     for step, (ids, target) in enumerate(batches()):
         optimizer.zero_grad()
@@ -205,27 +202,23 @@ def dcp_saved(side: Side) -> Results:
 
 def clipped(side: Side) -> Results:
     """Clip by torch's ``clip_grad_norm_``."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
+    model, optimizer, schedule = side.made()
     clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # noqa: E731
-    train(model, optimizer, side.schedule(optimizer), before_step=clip)
+    train(model, optimizer, schedule, before_step=clip)
     return learned(model)
 
 
 def clipped_by_ours(side: Side) -> Results:
     """Clip by ``optim.clip_grad_norm_``."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
+    model, optimizer, schedule = side.made()
     clip_grad_norm_ = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
-    train(model, optimizer, side.schedule(optimizer), before_step=lambda: clip_grad_norm_(model.parameters(), 0.1))
+    train(model, optimizer, schedule, before_step=lambda: clip_grad_norm_(model.parameters(), 0.1))
     return learned(model)
 
 
 def accumulated(side: Side) -> Results:
     """Accumulate the gradients of two backwards for each step."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    schedule = side.schedule(optimizer)
+    model, optimizer, schedule = side.made()
     for step, (ids, target) in enumerate(batches()):
         loss_of(model(ids), target).backward()
         if step % 2 == 1:
@@ -237,9 +230,7 @@ def accumulated(side: Side) -> Results:
 
 def scaled(side: Side) -> Results:
     """Train with the scale of mixed precision, which divides the gradients by it before the step."""
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    schedule = side.schedule(optimizer)
+    model, optimizer, schedule = side.made()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for ids, target in batches():
         optimizer.zero_grad()

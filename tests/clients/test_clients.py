@@ -156,7 +156,6 @@ def test_what_only_some_modules_refuse_is_unclear() -> None:
 @pytest.mark.parametrize(("in_backward", "chosen"), [(False, "sparse"), (True, "fused")])
 def test_the_large_tables_are_those_for_which_auto_chooses_rows(kind: str, in_backward: bool, chosen: str) -> None:
     side = Side(kind, "auto, in_backward" if in_backward else "auto", LARGE)
-    model = side.model()
-    optimizer = side.optimizer(model.parameters())
-    train(model, optimizer, side.schedule(optimizer), steps=2)
+    model, optimizer, schedule = side.made()
+    train(model, optimizer, schedule, steps=2)
     assert f"grad_mode='auto' -> {chosen}" in model.table.explain()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from project.scripts import ROOT, loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 GOOD = """
 ptxas info    : Compiling entry function '_ZN3tsr4goodEv' for 'sm_80'
 ptxas info    : Function properties for _ZN3tsr4goodEv
@@ -21,14 +20,9 @@ ptxas info    : Used 254 registers, used 1 barriers
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def check_spills() -> ModuleType:
-    """Return the script as a module."""
-    spec = importlib.util.spec_from_file_location("check_spills", ROOT / ".ci/check_spills.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(".ci/check_spills.py")
 
 
 def _logs(folder: Path, last: str) -> list[str]:

@@ -1,21 +1,14 @@
 """docs/operators.md is what docs/_operators.py writes, and what that reads in docstrings is what they mean."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from project.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def operators() -> ModuleType:
-    """Load docs/_operators.py, which is in no package."""
-    spec = importlib.util.spec_from_file_location("operators_page", ROOT / "docs/_operators.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("docs/_operators.py")
 
 
 def test_the_page_is_what_the_program_writes(operators: ModuleType) -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from project.scripts import ROOT, loaded
 
-ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted(str(x.relative_to(ROOT)) for x in (ROOT / "tests").rglob("test_*.py"))
 
 
 @pytest.fixture(scope="module")
 def touched() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("touched", ROOT / ".ci/touched.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(".ci/touched.py")
 
 
 def in_rooms(*rooms: str) -> set[str]:
