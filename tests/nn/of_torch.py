@@ -1,7 +1,8 @@
-"""What the tests share that restate torch's own tests of its modules for ours."""
+"""What the tests share that restate torch's own tests of its modules for ours, and those of bags beside formulas."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -38,3 +39,21 @@ def close(got: Tensor, want: Tensor, dtype: torch.dtype, factor: float = 1) -> N
     """Compare within torch's tolerance."""
     relative = 0.02 if dtype in HALVES else 0
     torch.testing.assert_close(got.double(), want.double(), rtol=relative, atol=factor * PRECISION[dtype])
+
+
+def pooled(
+    weight: Tensor, ids: Tensor, offsets: Tensor, mode: str, factors: Tensor | None = None, padding: int | None = None
+) -> Tensor:
+    """Pool the rows of each bag by itself; ``offsets`` end with the number of ids. What is divided by 0 is zeros."""
+    rows = []
+    for start, end in itertools.pairwise(offsets.tolist()):
+        kept = [i for i in range(start, end) if ids[i] != padding]
+        x = weight[ids[kept].long()]
+        if mode == "max":
+            rows.append(x.max(0).values if kept else x.sum(0))  # of equal maxima the first has all of the gradient
+            continue
+        w = torch.ones(len(kept), dtype=weight.dtype) if factors is None else factors[kept]
+        total = (w[:, None] * x).sum(0)
+        divisor = {"sum": torch.ones(()), "mean": w.sum(), "sqrtn": w.square().sum().sqrt()}[mode]
+        rows.append(total * 0 if divisor == 0 else total / divisor)
+    return torch.stack(rows)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from devices import cpu_only
+from nn.of_torch import pooled
 
 from torchsparse_rec import nn
 
@@ -19,26 +20,6 @@ OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # the second and the last bag are empty
 
 def ids(n=9, seed=0, dtype=torch.int64):
     return torch.randint(V, (n,), generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def reference(weight, input, offsets, weights, mode, padding_idx=None):
-    """Compute the formulas of the class, bag by bag."""
-    ends = [*offsets.tolist(), len(input)]
-    rows = []
-    for start, end in zip(ends, ends[1:], strict=False):
-        kept = [i for i in range(start, end) if input[i] != padding_idx]
-        x = weight[input[kept].long()]
-        w = torch.ones(len(kept), dtype=weight.dtype) if weights is None else weights[kept]
-        if mode == "max":
-            rows.append(x.amax(0) if kept else torch.zeros(D, dtype=weight.dtype))
-            continue
-        total = (w[:, None] * x).sum(0)
-        divisor = {"sum": torch.ones(()), "mean": w.sum(), "sqrtn": (w * w).sum()}[mode]
-        if divisor == 0:
-            rows.append(total * 0)
-        else:
-            rows.append(total / (divisor.sqrt() if mode == "sqrtn" else divisor))
-    return torch.stack(rows)
 
 
 def run(function, parameters, cotangent):
@@ -57,13 +38,14 @@ def run(function, parameters, cotangent):
 def test_agrees_with_the_formulas(grad_mode, mode, weighted, padding_idx, two_d):
     module = nn.EmbeddingBag(V, D, mode=mode, padding_idx=padding_idx, grad_mode=grad_mode, dtype=torch.float64)
     input, offsets = (ids(20), torch.arange(0, 20, 5)) if two_d else (ids(), OFFSETS)
+    ends = torch.cat([offsets, torch.tensor([len(input)])])
     weights = torch.randn(len(input), dtype=torch.float64, requires_grad=True) if weighted else None
     shape = (-1, 5) if two_d else (-1,)
     arguments = (input.reshape(shape), None if two_d else offsets, weights.reshape(shape) if weighted else None)
     leaves = [module.weight, weights] if weighted else [module.weight]
     cotangent = torch.randn(len(offsets), D, dtype=torch.float64)
     got = run(lambda: module(*arguments), leaves, cotangent)
-    want = run(lambda: reference(module.weight, input, offsets, weights, mode, padding_idx), leaves, cotangent)
+    want = run(lambda: pooled(module.weight, input, ends, mode, weights, padding_idx), leaves, cotangent)
     if padding_idx is not None:
         assert not got[1][padding_idx].any()
     for a, b in zip(got, want, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nn.of_torch import FLOATS, IDS, MODES, POOLINGS, close, gradient
+from nn.of_torch import FLOATS, IDS, MODES, POOLINGS, close, gradient, pooled
 from torch import Tensor
 
 from torchsparse_rec import nn, ops, optim
@@ -63,24 +63,6 @@ def test_the_last_offset(grad_mode: str) -> None:
     torch.testing.assert_close(output, torch.stack([bags.weight[:3].mean(0), bags.weight[3]]))
     with pytest.raises(ValueError, match=r"offsets\[2\], the last, must be the number of indices, 4, got 3"):
         bags(ids, torch.tensor([0, 3, 3]))
-
-
-def pooled(
-    weight: Tensor, ids: Tensor, offsets: Tensor, mode: str, factors: Tensor | None = None, padding: int | None = None
-) -> Tensor:
-    """Pool the rows of each bag by itself; ``offsets`` end with the number of ids."""
-    rows = []
-    for start, end in itertools.pairwise(offsets.tolist()):
-        kept = [i for i in range(start, end) if ids[i] != padding]
-        x = weight[ids[kept].long()]
-        if not kept:
-            rows.append(x.sum(0))
-        elif mode == "max":
-            rows.append(x.max(0).values)  # of equal maxima the first one, which gets all of the gradient
-        else:
-            total = (x if factors is None else factors[kept, None] * x).sum(0)
-            rows.append(total / len(kept) if mode == "mean" else total)
-    return torch.stack(rows)
 
 
 def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent: Tensor) -> Tensor:

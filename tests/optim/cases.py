@@ -271,3 +271,29 @@ def dense_results(case: Case, run: list[Batch]) -> tuple[Tensor, float]:
         train_densely(case.dense([parameter], lr=case.lr), parameter, run, case.lr)
         results.append(parameter.detach().double())
     return results[0], error_of(results[1], results[0])
+
+
+# ---- Tables of ours beside dense float64 ones ------------------------------------------------------------------------
+
+
+def both(make, dense, tables=1):
+    """Make tables of ours and float64 ones, and an optimizer for each side."""
+    ours = [owned_table(initial(seed)) for seed in range(tables)]
+    theirs = [torch.nn.Parameter(initial(seed).double()) for seed in range(tables)]
+    return ours, make(ours), theirs, dense(theirs)
+
+
+def step(ours, theirs, optimizers, batch, which=None, dense=False):
+    """Step some of the tables on both sides; the others have no gradient."""
+    for k, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        one.grad = other.grad = None
+        if which is None or k in which:
+            set_gradient(one, batch, current_rows(one, batch.ids), dense)
+            set_gradient(other, batch, other.detach()[batch.ids], True)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def distance(one, other):
+    """Return the largest difference between a lookup of all our rows and the float64 table."""
+    return (current_rows(one, torch.arange(ROWS)).double() - other.detach()).abs().max().item()

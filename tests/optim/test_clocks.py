@@ -9,12 +9,15 @@ from optim.cases import (
     BY_NAME,
     ROWS,
     batches,
+    both,
     current_rows,
     dense_results,
+    distance,
     error_of,
     initial,
     owned_table,
     set_gradient,
+    step,
     train,
 )
 
@@ -24,29 +27,6 @@ from torchsparse_rec.tables.table import table_of
 
 LATER = ["sgd-momentum", "sgd-nesterov-decay", "adam", "amsgrad", "adamw", "partial-rowwise-adam-decay"]
 EVERYTHING = torch.arange(ROWS)
-
-
-def both(make, dense, tables=1):
-    """Make tables of ours and float64 ones, and an optimizer for each side."""
-    ours = [owned_table(initial(seed)) for seed in range(tables)]
-    theirs = [torch.nn.Parameter(initial(seed).double()) for seed in range(tables)]
-    return ours, make(ours), theirs, dense(theirs)
-
-
-def step(ours, theirs, optimizers, batch, which=None, dense=False):
-    """Step some of the tables on both sides; the others have no gradient."""
-    for k, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        one.grad = other.grad = None
-        if which is None or k in which:
-            set_gradient(one, batch, current_rows(one, batch.ids), dense)
-            set_gradient(other, batch, other.detach()[batch.ids], True)
-    for optimizer in optimizers:
-        optimizer.step()
-
-
-def distance(one, other):
-    """Return the largest difference between a lookup of all our rows and the float64 table."""
-    return (current_rows(one, EVERYTHING).double() - other.detach()).abs().max().item()
 
 
 @pytest.mark.parametrize("name", LATER)

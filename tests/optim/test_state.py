@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from optim.cases import (
     DIM,
     ROWS,
     batches,
+    both,
     current_rows,
+    distance,
     initial,
     owned_table,
     set_gradient,
+    step,
     train,
     train_densely,
 )
@@ -232,35 +236,22 @@ def test_the_last_optimizer_made_is_the_tables():
 
 
 def test_optimizers_that_take_turns_are_those_of_torch():
-    parameter, reference = owned_table(initial()), torch.nn.Parameter(initial())
-    ours = [optim.Adam([parameter], lr=0.05), optim.SGD([parameter], lr=0.05, momentum=0.9)]
-    theirs = [torch.optim.Adam([reference], lr=0.05), torch.optim.SGD([reference], lr=0.05, momentum=0.9)]
-    for step, batch in enumerate(batches(12)):
-        turn = step // 3 % 2
-        set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
-        ours[turn].step()
-        set_gradient(reference, batch, reference.detach()[batch.ids], dense=True)
-        theirs[turn].step()
-    torch.testing.assert_close(current_rows(parameter, EVERYTHING), reference.detach(), rtol=1e-5, atol=1e-6)
+    tables, adam, references, torchs = both(partial(optim.Adam, lr=0.05), partial(torch.optim.Adam, lr=0.05))
+    sgd = [optim.SGD(tables, lr=0.05, momentum=0.9), torch.optim.SGD(references, lr=0.05, momentum=0.9)]
+    for number, batch in enumerate(batches(12)):
+        step(tables, references, sgd if number // 3 % 2 else (adam, torchs), batch)
+    assert distance(tables[0], references[0]) <= 3e-6
 
 
 def test_a_table_that_left_its_clock_keeps_its_own_count_of_steps():
-    tables, references = [owned_table(initial()) for _ in range(2)], [torch.nn.Parameter(initial()) for _ in range(2)]
-    ours = optim.Adam(tables, lr=0.05), optim.Adam(tables[:1], lr=0.05)
-    theirs = torch.optim.Adam(references, lr=0.05), torch.optim.Adam(references[:1], lr=0.05)
+    tables, mine, references, torchs = both(partial(optim.Adam, lr=0.05), partial(torch.optim.Adam, lr=0.05), tables=2)
+    optimizers = (mine, torchs), (optim.Adam(tables[:1], lr=0.05), torch.optim.Adam(references[:1], lr=0.05))
     turns = [(0, (0, 1)), (1, (0,)), *[(0, (1,))] * 5, (0, (0,))]
-    for batch, (optimizer, which) in zip(batches(len(turns)), turns, strict=True):
-        for k, (parameter, reference) in enumerate(zip(tables, references, strict=True)):
-            parameter.grad = reference.grad = None
-            if k in which:
-                set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
-                set_gradient(reference, batch, reference.detach()[batch.ids], dense=True)
-        ours[optimizer].step()
-        theirs[optimizer].step()
+    for batch, (turn, which) in zip(batches(len(turns)), turns, strict=True):
+        step(tables, references, optimizers[turn], batch, which)
     for k, steps in enumerate([2, 6]):
-        assert ours[0].state[tables[k]]["step"] == theirs[0].state[references[k]]["step"] == steps
-    for parameter, reference in zip(tables, references, strict=True):
-        torch.testing.assert_close(current_rows(parameter, EVERYTHING), reference.detach(), rtol=1e-5, atol=1e-6)
+        assert mine.state[tables[k]]["step"] == torchs.state[references[k]]["step"] == steps
+        assert distance(tables[k], references[k]) <= 3e-6
 
 
 def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkeypatch):
@@ -268,7 +259,7 @@ def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkey
     tables, references = [owned_table(initial()) for _ in range(2)], [owned_table(initial()) for _ in range(2)]
     mine, theirs = optim.Adam(tables, lr=0.05), [optim.Adam([parameter], lr=0.05) for parameter in references]
 
-    def step(batch, which, optimizers):
+    def go(batch, which, optimizers):
         for parameters in (tables, references):
             for k, parameter in enumerate(parameters):
                 parameter.grad = None
@@ -277,7 +268,7 @@ def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkey
         for optimizer in optimizers:
             optimizer.step()
 
-    step(run[0], (0,), [mine, *theirs])  # from here on the two tables have separate clocks
+    go(run[0], (0,), [mine, *theirs])  # from here on the two tables have separate clocks
 
     def update_of_the_first(group, gradients):
         if group.parameters[0] is tables[1]:
@@ -286,9 +277,9 @@ def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkey
 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="on purpose"):
         patched.setattr(_row_optimizer, "update", update_of_the_first)
-        step(run[1], (0, 1), [theirs[0], mine])
+        go(run[1], (0, 1), [theirs[0], mine])
     for batch in run[2:]:
-        step(batch, (0, 1), [mine, *theirs])
+        go(batch, (0, 1), [mine, *theirs])
     for parameter, reference in zip(tables, references, strict=True):
         assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(reference, EVERYTHING))
 
