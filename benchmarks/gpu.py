@@ -185,7 +185,7 @@ def sanitizer_stage(tool: str, share: float) -> Stage:
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
     def command(limit: float) -> list[str]:
-        cases = [sys.executable, str(TESTS / "samples/cuda_small_cases.py"), "--until", str(time.time() + 0.8 * limit)]
+        cases = [sys.executable, str(TESTS / "cuda_small_cases.py"), "--until", str(time.time() + 0.8 * limit)]
         return [program, "--tool", tool, "--error-exitcode", "86", "--report-api-errors", "no", *cases]
 
     return Stage(

@@ -4,7 +4,7 @@ Write docs/operators.md: every operator, and every kernel below them (``make doc
 Nothing in the page is kept by hand. What an operator does, where it comes from and in what it is differentiable are the
 words of its docstring; the kernels that it calls are those that torch's dispatcher sees while its example runs; whether
 a kernel has a derivative is what the dispatcher knows, and whether it runs on CUDA what csrc/cuda registers. What is
-read back from a CUDA device is listed in tests/samples/read_backs.py, which the tests hold true; where an operator in
+read back from a CUDA device is named in tests/samples, which the tests hold true; where an operator in
 Python reads back something by itself, its docstring says "On CUDA <what> is read back".
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from samples.read_backs import READ_BACKS, READS_NOTHING
+from samples.read_backs import READ_BACKS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchsparse_rec import ops
@@ -129,7 +129,7 @@ def called_by(name: str) -> set[str]:
             return function(*args, **kwargs)
 
     with mock.patch.object(ops, name, recorded):
-        names = {**vars(module), name: recorded}
+        names = {"torch": torch, **vars(module), name: recorded}
         example = doctest.DocTestParser().get_doctest(function.__doc__ or "", names, name, None, None)
         runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
         if runner.run(example).failed:
@@ -190,7 +190,7 @@ def operator_row(name: str, kernels: dict[str, list[str]], cuda: set[str]) -> st
     if devices != "CPU, CUDA":
         graph = ""
     elif reading is not None:
-        graph = captured(READ_BACKS[reading], READS_NOTHING.get(reading, ""))
+        graph = captured(*READ_BACKS[reading])
     else:
         graph = captured(*(own_read_back(name, doc) or ("", "")))
     return f"| `{name}` | {summary(doc)} | {source(doc)} | {devices} | {gradient} | {graph} |"
@@ -234,7 +234,7 @@ def page() -> str:
         "|---|---|---|---|---|",
     ]
     for name, users in kernels.items():
-        graph = captured(READ_BACKS.get(name, ""), READS_NOTHING.get(name, "")) if name in cuda else ""
+        graph = captured(*READ_BACKS.get(name, ("", ""))) if name in cuda else ""
         devices = "CPU, CUDA" if name in cuda else "CPU"
         lines.append(f"| `{name}` | {', '.join(f'`{x}`' for x in users)} | {devices} | {derivative(name)} | {graph} |")
     return "\n".join(lines) + "\n"

@@ -8,21 +8,6 @@ import torch
 from samples.sample import Sample, map_tensors, tensors_of
 from torch import Tensor
 
-# Operators that read the arguments that they write.
-UPDATES = {
-    "row_update",
-    "row_optimizer_update_",
-    "row_optimizer_advance_",
-    "row_optimizer_make_current_",
-    "embedding_collection_update_",
-    "table_find_or_insert_",
-    "tables_find_or_insert_",
-    "table_erase_",
-    "table_rehash",
-    "table_initialize_",
-    "table_assign_",
-    "count_min_sketch_",
-}
 # Positions of arguments that are read, and must be contiguous: the state of tables.
 STATE = {
     "table_find": (0, 1),
@@ -44,10 +29,10 @@ def written(name: str) -> list[int]:
 
 
 def call(sample: Sample) -> tuple[Tensor, ...]:
-    """Return the results and the written arguments of a call; an update is given copies of those arguments."""
+    """Return the results of a call and what it wrote, into copies of the arguments."""
     places = written(sample.operator)
     arguments = list(sample.arguments)
-    for i in places if sample.operator in UPDATES else ():
+    for i in places:
         arguments[i] = map_tensors(torch.clone, arguments[i])
     result = operator(sample.operator)(*arguments)
     results = result if isinstance(result, tuple) else (result,)

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import cuda_small_cases
 import pytest
-from samples import cuda_small_cases
 from samples.operators import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]

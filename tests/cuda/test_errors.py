@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from samples.cuda_cases import DEVICE, sync_debug_mode
+from cuda_cases import DEVICE, sync_debug_mode
 from torch import Tensor
 
 import torchsparse_rec

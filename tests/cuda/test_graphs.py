@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 from calls import assert_same_bits, call
-from samples.cuda_cases import DEVICE, READ_BACK_CASES, STATIC_CASES, input_tensors, mirrored, overwrite
+from cuda_cases import DEVICE, READ_BACK_CASES, STATIC_CASES, input_tensors, mirrored, overwrite
 from samples.large_sizes import Build
 from samples.operators import SAMPLES
 from samples.read_backs import read_back

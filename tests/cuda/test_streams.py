@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import assert_same_bits, call
-from samples.cuda_cases import CASES, DEVICE, WIDE, WIDE_CASES, blank, input_tensors, overwrite
+from cuda_cases import CASES, DEVICE, WIDE, WIDE_CASES, blank, input_tensors, overwrite
 from samples.large_sizes import Build
 from samples.sample import Sample
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from calls import assert_same_bits, operator
 from devices import cpu_only
+from samples.operators import SAMPLES
 from samples.sample import Sample
-from samples.table import TABLE_SAMPLES, filled, keys_of, state_of
+from samples.table import FAMILY, filled, keys_of, state_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -93,7 +94,7 @@ def test_shapes_dtypes_and_devices_of_fake_tensors() -> None:
 
 
 # Some samples that are not representative, and so get no opcheck in tests/ops/test_operators.py.
-_OTHERS = [sample for samples in TABLE_SAMPLES.values() for sample in samples[2::17] if not sample.representative]
+_OTHERS = [sample for name in FAMILY.samples for sample in SAMPLES[name][2::17] if not sample.representative]
 
 
 @pytest.mark.parametrize("sample", _OTHERS, ids=str)

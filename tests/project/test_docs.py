@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchsparse_rec
 import torchsparse_rec.data
@@ -57,7 +58,7 @@ def test_docstring_examples(name):
     module = importlib.import_module(name)
     report = io.StringIO()
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
-    for case in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+    for case in doctest.DocTestFinder(exclude_empty=True).find(module, name, extraglobs={"torch": torch}):
         runner.run(case, out=report.write)
     assert runner.failures == 0, report.getvalue()
 

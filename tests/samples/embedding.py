@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Random, Sample
+from samples.sample import DIMENSIONS, FLOATS, INDICES, PRESENT_ROWS, REDUCTIONS, Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
@@ -219,3 +219,21 @@ def gradient_bag_samples(operator: str) -> Iterator[Sample]:
 def gradient_embedding_samples(operator: str) -> Iterator[Sample]:
     table = Random(1).floats(5, 2, dtype=torch.float64)
     yield Sample(operator, "smooth", (table, torch.tensor([[0, 3], [3, 1]]), -1, False, False))
+
+
+FAMILY = Family(
+    samples={
+        "embedding": embedding_samples,
+        "embedding_bag": bag_samples,
+        "embedding_dense_backward": backward_samples,
+        "embedding_sparse_backward": backward_samples,
+        "embedding_weights_backward": weights_backward_samples,
+    },
+    gradients={
+        "embedding": gradient_embedding_samples,
+        "embedding_bag": gradient_bag_samples,
+        "embedding_dense_backward": gradient_bag_samples,
+        "embedding_sparse_backward": gradient_bag_samples,
+    },
+    read_backs={"embedding_sparse_backward": PRESENT_ROWS},
+)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from samples.row_optimizer import IDLE_RULES, OTHER_RULES, changing, last_steps_for, states_for
-from samples.sample import FLOATS, INDICES, Random, Sample
+from samples.sample import FLOATS, INDICES, PRESENT_ROWS, Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
@@ -257,17 +257,20 @@ def _smooth() -> Iterator[Collection]:
     yield random_collection("sequences", modes=(SUM,) * 3, **(flavour | {"most": None}))
 
 
-COLLECTION_SAMPLES = {
-    operator: list(samples(operator))
-    for operator, samples in {
+def gradient_samples(operator: str) -> Iterator[Sample]:
+    for x in _smooth():
+        yield Sample(operator, x.name, (x.weights, *x.inputs, *x.lists, False))
+
+
+FAMILY = Family(
+    samples={
         "embedding_collection": forward_samples,
         "embedding_collection_current": current_samples,
         "embedding_collection_dense_backward": backward_samples,
         "embedding_collection_sparse_backward": backward_samples,
         "embedding_collection_weights_backward": weights_backward_samples,
         "embedding_collection_update_": update_samples,
-    }.items()
-}
-COLLECTION_GRADIENT_SAMPLES = [
-    Sample("embedding_collection", x.name, (x.weights, *x.inputs, *x.lists, False)) for x in _smooth()
-]
+    },
+    gradients={"embedding_collection": gradient_samples},
+    read_backs={"embedding_collection_sparse_backward": PRESENT_ROWS},
+)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Random, Sample
+from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
@@ -214,3 +214,19 @@ def gradient_clip_samples(operator: str) -> Iterator[Sample]:
     yield Sample(operator, "all_rows", (random.floats(5, 3, dtype=torch.float64), params, None, 1.2))
     rows = torch.tensor([4, 0, 4, 2])
     yield Sample(operator, "some_rows", (random.floats(4, 3, dtype=torch.float64), params, rows, 1.2))
+
+
+FAMILY = Family(
+    samples={
+        "shard_rows": shard_rows_samples,
+        "pruned_bags": pruned_bags_samples,
+        "embedding_bag_shards": shards_samples,
+        "embedding_bag_shards_weights_backward": shards_weights_backward_samples,
+        "clip_rows_backward": clip_backward_samples,
+    },
+    gradients={
+        "pruned_bags": gradient_pruned_bags_samples,
+        "embedding_bag_shards": gradient_shards_samples,
+        "clip_rows_backward": gradient_clip_samples,
+    },
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from samples.integers import INTEGERS, extremes
-from samples.sample import Random, Sample
+from samples.sample import Family, Random, ReadBack, Sample
+from samples.unique import INTEGERS, extremes
 from torch import Tensor
 
 
@@ -109,3 +109,14 @@ def cross_samples(operator: str) -> Iterator[Sample]:
     yield sample("many_columns", [matrix(3, 1 + (c % 40 == 0)) for c in range(120)], 2**61 - 1)
     values = random.integers(0, 9, 20, dtype=torch.int64)
     yield sample("part_of_the_values", [(values, torch.tensor([3, 5, 9])), (values, torch.tensor([20, 20, 20]))])
+
+
+_HASHES = ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "to_hash_bucket")
+FAMILY = Family(
+    samples={
+        **dict.fromkeys(_HASHES, integer_hash_samples),
+        **dict.fromkeys((f"string_{name}" for name in _HASHES), string_hash_samples),
+        "cross_hashed": cross_samples,
+    },
+    read_backs={"cross_hashed": ReadBack("the number of crosses", unless="with matrices alone")},
+)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from samples.large_collection import builds_of_collections
 from samples.large_sizes import (
     SIZES,
     Build,
@@ -24,10 +23,8 @@ from samples.large_sizes import (
     segment_ids_of,
     whole_of,
 )
-from samples.large_sparse import builds_of_sparse
-from samples.large_table import builds_of_tables
 from samples.row_optimizer import RULES, last_steps_for, states_for
-from samples.sample import Random, Sample
+from samples.sample import Random, Sample, families
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
@@ -175,7 +172,7 @@ def _large_samples() -> list[Build]:
         builds += [Build(f"{name}-{n}_to_{size}", partial(_strings, name, n, size)) for n, size in strings]
     for rows, longest in ((0, 3), (200_000, 3), (5_000, 40)):
         builds.append(Build(f"cross_hashed-{rows}_of_{longest}", partial(_crosses, rows, longest)))
-    return builds + _row_optimizer_builds() + builds_of_sparse() + builds_of_collections() + builds_of_tables()
+    return builds + _row_optimizer_builds()
 
 
 # ---- Samples whose results are known --------------------------------------------------------------------------------
@@ -241,7 +238,7 @@ def _exact_samples() -> list[Build]:
     return builds
 
 
-LARGE_SAMPLES = _large_samples()
+LARGE_SAMPLES = [*_large_samples(), *(build for family in families() for build in family.large)]
 # Quick samples, for checks of arithmetic alone.
 _QUICK = ("1000x", "1025x", "5000x17", "1000_from")
 MIDDLE_SAMPLES = [build for build in LARGE_SAMPLES if build.name.split("-")[1].startswith(_QUICK)]

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from samples.embedding_collection import Collection, random_collection
 from samples.large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of
-from samples.sample import Sample
+from samples.sample import Family, Sample
 
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
@@ -101,7 +101,7 @@ def _collection(operator: str, size: Size) -> Sample:
     return Sample(operator, str(size), (grad, indices, offsets, weights, None, *shapes, *lists, [True, True]))
 
 
-def builds_of_collections() -> list[Build]:
+def _builds() -> list[Build]:
     """Return a collection of each size for operators without an optimizer, and mixed ones for all operators."""
     names = ("", "_dense_backward", "_sparse_backward", "_weights_backward")
     operators = [f"embedding_collection{name}" for name in names]
@@ -109,3 +109,6 @@ def builds_of_collections() -> list[Build]:
         Build(f"{operator}-{size}-", partial(_collection, operator, size)) for size in SIZES for operator in operators
     ]
     return builds + _builds_of_mixed()
+
+
+FAMILY = Family(large=_builds())

@@ -53,6 +53,8 @@ SIZES = (
     Size(1_000, 5_000, 10, 130, dtype=torch.float64),
     Size(1_025, 4_097, 4_097, 65, index=torch.int32),
 )
+# Sizes with long segments, one row for all ids, popular rows, half types, or wide rows; their tables are not large.
+CHOSEN = [size for size in SIZES if size.items >= 5_000 and size.rows < 2_000_000]
 
 
 def generator_of(size: Size) -> torch.Generator:

@@ -1,38 +1,15 @@
-"""Large samples of segment reductions without indices, distinct rows, sparse tensors and shards."""
+"""Large samples of distinct rows, sparse tensors and shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from samples.large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of
-from samples.sample import Sample
+from samples.large_sizes import CHOSEN, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of
+from samples.sample import Family, Sample
 from torch import Tensor
 
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
-
-PROD = 5
-# Sizes with long segments, one row for all ids, popular rows, half types, or wide rows; their tables are not large.
-CHOSEN = [size for size in SIZES if size.items >= 5_000 and size.rows < 2_000_000]
-
-
-def _data(size: Size) -> Tensor:
-    """Return a row for each item, near 1 so that products stay finite."""
-    return (1 + torch.rand(size.items, size.dim, generator=generator_of(size)) / size.items).to(size.dtype)
-
-
-def _reduce(operator: str, size: Size, reduction: int) -> tuple:
-    data = _data(size)
-    ids = segment_ids_of(size) if operator.startswith("segment") else ids_of(size).clone()
-    count = size.segments if operator.startswith("segment") else size.rows
-    if not operator.endswith("backward"):
-        return (data, ids, None, count, reduction) if operator == "segment_reduce" else (data, ids, count, reduction)
-    grad = torch.randn(count, size.dim, generator=generator_of(size)).to(size.dtype)
-    needed = data if reduction in (MAX, PROD) else None
-    if operator == "segment_reduce_backward":
-        return grad, needed, None, offsets_of(size), size.items, reduction
-    return grad, needed, ids, reduction
+from torchsparse_rec.compat._parity.reference import MEAN, SQRTN
 
 
 def _matrix(size: Size) -> Tensor:
@@ -41,7 +18,7 @@ def _matrix(size: Size) -> Tensor:
 
 
 def _arguments(operator: str, size: Size) -> tuple:
-    """Return the arguments of every operator except the segment reductions."""
+    """Return the arguments of an operator below."""
     ids = ids_of(size)
     half = size.rows // 2
     shards = [floats_of(size, size.rows)[:half], floats_of(size, size.rows)[half:]]
@@ -93,19 +70,10 @@ OPERATORS = (
 )
 
 
-def _sample(operator: str, size: Size, arguments: Callable[..., tuple], *more: int) -> Sample:
-    return Sample(operator, str(size), arguments(operator, size, *more))
+def _sample(operator: str, size: Size) -> Sample:
+    return Sample(operator, str(size), _arguments(operator, size))
 
 
-def builds_of_sparse() -> list[Build]:
-    """Return a sample of each operator for each size."""
-    builds = []
-    for n, size in enumerate(CHOSEN):
-        for operator in OPERATORS:
-            builds.append(Build(f"{operator}-{size}-", partial(_sample, operator, size, _arguments)))
-        reduction = (SUM, MAX, PROD, MEAN)[n % 4]
-        for operator in ("segment_reduce", "unsorted_segment_reduce"):
-            for name in (operator, f"{operator}_backward"):
-                build = partial(_sample, name, size, _reduce, reduction)
-                builds.append(Build(f"{name}-{size}-{reduction}", build))
-    return builds
+FAMILY = Family(
+    large=[Build(f"{operator}-{size}-", partial(_sample, operator, size)) for size in CHOSEN for operator in OPERATORS]
+)

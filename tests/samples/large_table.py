@@ -5,20 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from samples import table
 from samples.large_sizes import Build
-from samples.sample import Random, Sample
+from samples.sample import Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec import ops
 
 _KEYS, _IDS, _DIM = 30_000, 70_000, 6
-
-
-def builds_of_tables() -> list[Build]:
-    """Return one call of each operator: half of the ids are in the table, and most come several times."""
-    names = ("find", "find_or_insert_", "erase_", "rehash", "initialize_", "lookup", "assign_")
-    operators = [*(f"table_{name}" for name in names), "tables_find_or_insert_", "count_min_sketch_"]
-    return [Build(f"{name}-of_{_IDS}_keys", partial(_sample, name)) for name in operators]
 
 
 def _state(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,3 +53,9 @@ def _arguments(operator: str) -> tuple:
         ),
         "count_min_sketch_": (torch.zeros(50_000, dtype=torch.int32), ids, None, 4, True),
     }[operator]
+
+
+# One call of each operator: half of the ids are in the table, and most come several times.
+FAMILY = Family(
+    large=[Build(f"{name}-of_{_IDS}_keys", partial(_sample, name)) for name in table.FAMILY.samples],
+)

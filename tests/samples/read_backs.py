@@ -1,45 +1,30 @@
 """
-What operators copy from a CUDA device to the host and wait for: the one list of it.
+What operators copy from a CUDA device to the host and wait for, as the families' files say it. No other operator waits.
 
-The words are those of the error that such a call raises while a CUDA graph is captured. No other operator waits.
 docs/operators.md shows the list, tests/ops/test_capturing.py and tests/cuda/test_synchronisation.py hold it true.
 """
 
 from __future__ import annotations
 
-from samples.sample import Sample
+import torch
+from calls import call
+from samples.sample import Sample, families
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-_LAST_SEGMENT = "the last segment id, which num_segments=None asks for,"
-_PRESENT_ROWS = "the number of rows that have entries"
-_DISTINCT = "the number of distinct values"
-READ_BACKS = {
-    "sparse_segment_reduce": _LAST_SEGMENT,
-    "segment_reduce": _LAST_SEGMENT,
-    "sparse_segment_reduce_grad_v2": _PRESENT_ROWS,
-    "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
-    "sparse_fill_empty_rows": "the number of empty rows",
-    "unique": _DISTINCT,
-    "unique_with_counts": _DISTINCT,
-    "unique_rows": _DISTINCT,
-    "cross_hashed": "the number of crosses",
-    "embedding_sparse_backward": _PRESENT_ROWS,
-    "embedding_collection_sparse_backward": _PRESENT_ROWS,
-}
-
-# With what an operator of the list reads back nothing all the same: for readers, and below for calls.
-READS_NOTHING = {
-    "sparse_segment_reduce": "with `num_segments` or `offsets`",
-    "segment_reduce": "with `num_segments` or `offsets`",
-    "cross_hashed": "with matrices alone",
-}
+READ_BACKS = {name: what for family in families() for name, what in family.read_backs.items()}
 
 
 def read_back(sample: Sample) -> str | None:
-    """Return what this call reads back, or None."""
-    if sample.operator in ("sparse_segment_reduce", "segment_reduce") and sample.arguments[3] is not None:
+    """Return what this call reads back, or None: where it depends on the arguments, the fake kernel knows."""
+    known = READ_BACKS.get(sample.operator)
+    if known is None or (known.unless and not _has_open_sizes(sample)):
         return None
-    if sample.operator == "segment_reduce" and sample.arguments[1] is None:
-        return None
-    if sample.operator == "cross_hashed" and all(x.dim() == 2 for x in sample.arguments[0]):
-        return None
-    return READ_BACKS.get(sample.operator)
+    return known.what
+
+
+def _has_open_sizes(sample: Sample) -> bool:
+    """Say whether the sizes of the results depend on the values of the arguments."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        fakes = call(sample.map_tensors(lambda x: torch.empty(x.shape, dtype=x.dtype)))
+    return any(isinstance(size, torch.SymInt) for fake in fakes for size in fake.shape)

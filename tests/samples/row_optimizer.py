@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from samples.sample import FLOATS, Random, Sample
+from samples.sample import FLOATS, Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
@@ -127,7 +127,7 @@ def _by_hand() -> Sample:
 _MANY = ((5, 8), (0, 4), (9, 17), (3, 0), (4, 64))
 
 
-def update_samples() -> Iterator[Sample]:
+def update_samples(operator: str) -> Iterator[Sample]:
     yield _by_hand()
     kinds = itertools.cycle(FLOATS)
     dimensions = itertools.cycle((1, 3, 8, 17, 64, 130))
@@ -161,12 +161,12 @@ def update_samples() -> Iterator[Sample]:
     yield update_sample("one_row", "lamb", ((1, 200),))
 
 
-def advance_samples() -> Iterator[Sample]:
+def advance_samples(operator: str) -> Iterator[Sample]:
     for seed, (rule, (number, h)) in enumerate(IDLE_RULES.items()):
         for steps, base in ((0, 0), (7, 0), (3, 5), (20, seed)):
             history = torch.cat([history_of(number, changing(h, steps), base), torch.zeros(3, 8, dtype=torch.float64)])
             arguments = (history, number, h, base + steps + 1, base)
-            yield Sample("row_optimizer_advance_", f"{rule}-{steps}_{base}", arguments, representative=steps == 7)
+            yield Sample(operator, f"{rule}-{steps}_{base}", arguments, representative=steps == 7)
 
 
 def _tables(rule: str, shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, steps: int, base: int, seed: int):
@@ -178,7 +178,7 @@ def _tables(rule: str, shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, 
     return weights, states, last, history_of(number, changing(h, steps), base), number, h, base + steps, base
 
 
-def current_samples() -> Iterator[Sample]:
+def current_samples(operator: str) -> Iterator[Sample]:
     dimensions = itertools.cycle((1, 3, 8, 17, 64, 130))
     for seed, (rule, dtype) in enumerate(itertools.product(IDLE_RULES, FLOATS)):
         steps, base = (0, 1, 13, 40)[seed % 4], seed % 3
@@ -186,23 +186,33 @@ def current_samples() -> Iterator[Sample]:
         rows = Random(seed).integers(0, 9, 12, dtype=torch.int64)
         name = f"{rule}-{dtype}_{steps}".replace("torch.", "")
         arguments = (weights[0], states, last[0], rest[0], rows, *rest[1:])
-        yield Sample("row_optimizer_current", name, arguments, representative=dtype == torch.float32)
+        yield Sample(operator, name, arguments, representative=dtype == torch.float32)
     weights, states, last, *rest = _tables("adam", ((4, 3),), torch.float32, 5, 0, 0)
     arguments = (weights[0], states, last[0], rest[0], torch.empty(0, dtype=torch.int64), *rest[1:])
-    yield Sample("row_optimizer_current", "no_rows", arguments)
+    yield Sample(operator, "no_rows", arguments)
     outside = torch.tensor([-7, 9, 5, 2], dtype=torch.int32)
     arguments = (weights[0], states, outside, rest[0], torch.arange(4), *rest[1:])
-    yield Sample("row_optimizer_current", "last_steps_outside", arguments)
+    yield Sample(operator, "last_steps_outside", arguments)
 
 
-def make_current_samples() -> Iterator[Sample]:
+def make_current_samples(operator: str) -> Iterator[Sample]:
     shapes = ((5, 8), (0, 4), (9, 17), (3, 0), (4, 65))
     for seed, (rule, dtype) in enumerate(itertools.product(IDLE_RULES, FLOATS)):
         steps, base = (0, 1, 13, 40)[seed % 4], seed % 3
         arguments = (*_tables(rule, shapes, dtype, steps, base, seed), [])
         name = f"{rule}-{dtype}_{steps}".replace("torch.", "")
-        yield Sample("row_optimizer_make_current_", name, arguments, representative=dtype == torch.float32)
+        yield Sample(operator, name, arguments, representative=dtype == torch.float32)
     arguments = (*_tables("adamw", ((6, 9), (2, 3)), torch.float16, 9, 0, 1), [1, 2])
-    yield Sample("row_optimizer_make_current_", "by_chance", arguments)
+    yield Sample(operator, "by_chance", arguments)
     weights, states, _, _, *rest = arguments
-    yield Sample("row_optimizer_make_current_", "lazy", (weights, states, [], None, *rest))
+    yield Sample(operator, "lazy", (weights, states, [], None, *rest))
+
+
+FAMILY = Family(
+    samples={
+        "row_optimizer_update_": update_samples,
+        "row_optimizer_advance_": advance_samples,
+        "row_optimizer_current": current_samples,
+        "row_optimizer_make_current_": make_current_samples,
+    }
+)

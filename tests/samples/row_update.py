@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from samples.sample import FLOATS, INDICES, Random, Sample
+from samples.sample import FLOATS, INDICES, Family, Random, Sample
 
 # By the number of the rule in csrc/row_update.h: its name, how many states it has, its hyperparameters.
 RULES: list[tuple[str, int, list[float]]] = [
@@ -67,7 +67,7 @@ def _by_hand() -> Sample:
     return Sample("row_update", "by_hand", arguments, representative=True)
 
 
-def row_update_samples() -> Iterator[Sample]:
+def row_update_samples(operator: str) -> Iterator[Sample]:
     yield _by_hand()
     kinds = itertools.cycle(itertools.product(FLOATS, INDICES))
     dimensions = itertools.cycle((1, 3, 8, 17, 64, 130))
@@ -89,3 +89,6 @@ def row_update_samples() -> Iterator[Sample]:
     yield row_update_sample("no_columns", "rmsprop", shape=(0,))
     yield row_update_sample("one_row", "momentum", rows=1, items=40, hyperparameters=[0.125, 0.5])
     yield row_update_sample("several_threads", "adagrad", rows=300, items=1000, shape=(300,), seed=2)
+
+
+FAMILY = Family(samples={"row_update": row_update_samples})

@@ -1,11 +1,19 @@
-"""One sample call of an operator, and the seeded numbers that samples are made of."""
+"""
+One sample call of an operator, what a family's file has of them, and the seeded numbers that samples are made of.
+
+Every file of this folder that says ``FAMILY = Family(...)`` is found by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from samples.large_sizes import Build
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
@@ -50,6 +58,48 @@ class Sample:
     def to(self, device: str) -> Sample:
         """Return the same call on another device, in tensors of its own."""
         return self.map_tensors(lambda x: x.to(device, copy=True))
+
+
+# ---- What a family's file has ---------------------------------------------------------------------------------------
+
+# A function that makes an operator's samples, given its name.
+Make = Callable[[str], Iterable[Sample]]
+
+
+class ReadBack(NamedTuple):
+    """What an operator copies from a CUDA device to the host and waits for."""
+
+    what: str  # in the words of the error that such a call raises while a CUDA graph is captured
+    unless: str = ""  # with which arguments it reads back nothing all the same, for docs/operators.md
+
+
+LAST_SEGMENT = ReadBack(
+    "the last segment id, which num_segments=None asks for,", unless="with `num_segments` or `offsets`"
+)
+PRESENT_ROWS = ReadBack("the number of rows that have entries")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The samples of a family's operators, by operator, and what else tests must know of these."""
+
+    samples: Mapping[str, Make] = field(default_factory=dict)
+    # Of the operators that are differentiable: small float64 inputs at which they are smooth, in all of their floats.
+    gradients: Mapping[str, Make] = field(default_factory=dict)
+    # Of all operators that wait for the device.
+    read_backs: Mapping[str, ReadBack] = field(default_factory=dict)
+    # Samples that use several threads and many blocks: built only by the test that needs one.
+    large: Sequence[Build] = ()
+
+
+def families() -> list[Family]:
+    """Return what the files of this folder have."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    modules = [importlib.import_module(f"samples.{file.stem}") for file in files]
+    return [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+
+
+# ---- Numbers --------------------------------------------------------------------------------------------------------
 
 
 class Random:

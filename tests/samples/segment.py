@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from samples.integers import INTEGERS
-from samples.sample import DIMENSIONS, FLOATS, INDICES, Random, Sample
+from samples.large_sizes import CHOSEN, Build, Size, generator_of, ids_of, offsets_of, segment_ids_of
+from samples.sample import DIMENSIONS, FLOATS, INDICES, LAST_SEGMENT, Family, Random, Sample
+from samples.unique import INTEGERS
 from torch import Tensor
 
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, PROD, SQRTN
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, PROD, SQRTN, SUM
 
 REDUCTIONS = ("sum", "mean", "sqrt_n", "max", "min", "prod")
 
@@ -210,3 +212,44 @@ def segment_gradient_samples(operator: str) -> Iterator[Sample]:
         yield Sample(operator, f"smooth-{word}", arguments)
         if operator == "segment_reduce":
             yield Sample(operator, f"smooth-offsets-{word}", (problem.data, None, problem.offsets, None, reduction))
+
+
+# ---- Large samples --------------------------------------------------------------------------------------------------
+
+
+def _near_one(size: Size) -> Tensor:
+    """Return a row for each item, near 1 so that products stay finite."""
+    return (1 + torch.rand(size.items, size.dim, generator=generator_of(size)) / size.items).to(size.dtype)
+
+
+def _large(operator: str, size: Size, reduction: int) -> Sample:
+    data = _near_one(size)
+    is_sorted = operator.startswith("segment")
+    ids, count = (segment_ids_of(size), size.segments) if is_sorted else (ids_of(size).clone(), size.rows)
+    grad = torch.randn(count, size.dim, generator=generator_of(size)).to(size.dtype)
+    needed = data if reduction in (MAX, PROD) else None
+    arguments = {
+        "segment_reduce": (data, ids, None, count, reduction),
+        "segment_reduce_backward": (grad, needed, None, offsets_of(size), size.items, reduction),
+        "unsorted_segment_reduce": (data, ids, count, reduction),
+        "unsorted_segment_reduce_backward": (grad, needed, ids, reduction),
+    }[operator]
+    return Sample(operator, str(size), arguments)
+
+
+_SAMPLES = {
+    "segment_reduce": segment_reduce_samples,
+    "segment_reduce_backward": segment_reduce_backward_samples,
+    "unsorted_segment_reduce": unsorted_segment_reduce_samples,
+    "unsorted_segment_reduce_backward": unsorted_segment_reduce_backward_samples,
+}
+FAMILY = Family(
+    samples=_SAMPLES,
+    gradients=dict.fromkeys(_SAMPLES, segment_gradient_samples),
+    read_backs={"segment_reduce": LAST_SEGMENT},
+    large=[
+        Build(f"{operator}-{size}-{reduction}", partial(_large, operator, size, reduction))
+        for size, reduction in zip(CHOSEN, itertools.cycle((SUM, MAX, PROD, MEAN)), strict=False)
+        for operator in _SAMPLES
+    ],
+)

@@ -5,9 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Random, Sample
+from samples.sample import (
+    DIMENSIONS,
+    FLOATS,
+    INDICES,
+    LAST_SEGMENT,
+    PRESENT_ROWS,
+    REDUCTIONS,
+    Family,
+    Random,
+    Sample,
+)
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import MEAN
@@ -142,3 +153,24 @@ def sparse_segment_gradient_samples(operator: str) -> Iterator[Sample]:
     if not forward:
         shuffled = torch.tensor([2, 0, 1, 0, 2, 2, 0])
         yield Sample(operator, "smooth-unsorted", (values, problem.indices, shuffled, size, MEAN))
+
+
+FAMILY = Family(
+    samples={
+        "sparse_segment_reduce": partial(sparse_segment_samples, extra=nothing),
+        "sparse_segment_reduce_grad": partial(sparse_segment_samples, extra=nothing),
+        "sparse_segment_reduce_grad_out": partial(sparse_segment_samples, extra=dense_out),
+        "sparse_segment_reduce_grad_v2": partial(sparse_segment_samples, extra=nothing),
+        "sparse_segment_reduce_grad_v2_out": partial(sparse_segment_samples, extra=sparse_out),
+    },
+    gradients={
+        "sparse_segment_reduce": sparse_segment_gradient_samples,
+        "sparse_segment_reduce_grad": sparse_segment_gradient_samples,
+        "sparse_segment_reduce_grad_v2": sparse_segment_gradient_samples,
+    },
+    read_backs={
+        "sparse_segment_reduce": LAST_SEGMENT,
+        "sparse_segment_reduce_grad_v2": PRESENT_ROWS,
+        "sparse_segment_reduce_grad_v2_out": PRESENT_ROWS,
+    },
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from samples.integers import INTEGERS
-from samples.sample import FLOATS, Random, Sample
+from samples.sample import FLOATS, Family, Random, ReadBack, Sample
+from samples.unique import INTEGERS
 from torch import Tensor
 
 EXTREMES = (0, 1, -1, 2**31, -(2**31), 2**32 + 5, 2**62, -(2**62), 2**63 - 1, -(2**63))
@@ -193,3 +193,22 @@ def gradient_dense_samples(operator: str) -> Iterator[Sample]:
     yield Sample(operator, "repeated", (again, [2, 3], random.floats(5, dtype=torch.float64), default, False))
     scalar = torch.empty(1, 0, dtype=torch.int64)
     yield Sample(operator, "scalar", (scalar, [], random.floats(1, dtype=torch.float64), default, True))
+
+
+FAMILY = Family(
+    samples={
+        "sparse_reshape": reshape_samples,
+        "sparse_fill_empty_rows": fill_samples,
+        "sparse_fill_empty_rows_grad": fill_grad_samples,
+        "sparse_reorder": reorder_samples,
+        "sparse_to_dense": dense_samples,
+        "row_ids_to_offsets": offsets_samples,
+        "offsets_to_row_ids": row_ids_samples,
+    },
+    gradients={
+        "sparse_fill_empty_rows": gradient_fill_samples,
+        "sparse_fill_empty_rows_grad": gradient_fill_grad_samples,
+        "sparse_to_dense": gradient_dense_samples,
+    },
+    read_backs={"sparse_fill_empty_rows": ReadBack("the number of empty rows")},
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from samples.sample import FLOATS, Random, Sample
+from samples.sample import FLOATS, Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import table as reference_table
@@ -79,16 +79,14 @@ def _by_hand() -> ReferenceTable:
     return filled(2, 4, [5, -1, 2**63 - 1])
 
 
-def find_samples() -> Iterator[Sample]:
+def find_samples(operator: str) -> Iterator[Sample]:
     ids = torch.tensor([-1, 6, 5, -1, 2**63 - 1])
-    yield Sample("table_find", "by_hand", (*state_of(_by_hand())[:2], ids), representative=True)
+    yield Sample(operator, "by_hand", (*state_of(_by_hand())[:2], ids), representative=True)
     for name, table, ids in _tables():
-        yield Sample("table_find", name, (*state_of(table)[:2], ids))
+        yield Sample(operator, name, (*state_of(table)[:2], ids))
 
 
-def insert_samples() -> Iterator[Sample]:
-    operator = "table_find_or_insert_"
-
+def insert_samples(operator: str) -> Iterator[Sample]:
     def sample(name: str, table: ReferenceTable, ids: Tensor, *rest: object, **flags: bool) -> Sample:
         return Sample(operator, name, (*state_of(table), ids, *rest), **flags)
 
@@ -107,7 +105,7 @@ def insert_samples() -> Iterator[Sample]:
         yield sample(f"{name}_all", table, ids, allowed, frequencies, 0, True)
 
 
-def together_samples() -> Iterator[Sample]:
+def together_samples(operator: str) -> Iterator[Sample]:
     def sample(name: str, tables: list[tuple[ReferenceTable, Tensor]], gap: int, **flags: bool) -> Sample:
         """Return a call for several tables, with ``gap`` ids of no table before, between and after the tables' ids."""
         states = [list(state) for state in zip(*(state_of(table) for table, _ in tables), strict=True)]
@@ -118,9 +116,7 @@ def together_samples() -> Iterator[Sample]:
             pieces += [ids, none]
             ends.append(begins[-1] + len(ids))
         versions = [5 * k - 1 for k in range(len(tables))]
-        return Sample(
-            "tables_find_or_insert_", name, (*states, torch.cat(pieces), begins, ends, versions, True), **flags
-        )
+        return Sample(operator, name, (*states, torch.cat(pieces), begins, ends, versions, True), **flags)
 
     hand = torch.tensor([7, -1, 7, 8, 9, 5])
     yield sample("by_hand", [(_by_hand(), hand), (_by_hand(), hand[:3])], 2, representative=True)
@@ -130,25 +126,25 @@ def together_samples() -> Iterator[Sample]:
         yield sample(f"one_{dtype}".replace("torch.", ""), tables[:1], 1)
 
 
-def erase_samples() -> Iterator[Sample]:
+def erase_samples(operator: str) -> Iterator[Sample]:
     ids = torch.tensor([5, -1, 6, 5, -1])
     mask = torch.tensor([False, True, True, True, True])
     state = state_of(_by_hand())[:2]
-    yield Sample("table_erase_", "by_hand", (*state, ids, None), representative=True)
-    yield Sample("table_erase_", "masked", (*state, ids, mask), representative=True)
+    yield Sample(operator, "by_hand", (*state, ids, None), representative=True)
+    yield Sample(operator, "masked", (*state, ids, mask), representative=True)
     for name, table, ids in _tables():
         mask = Random(len(ids)).integers(0, 2, len(ids), dtype=torch.bool)
-        yield Sample("table_erase_", name, (*state_of(table)[:2], ids, None))
-        yield Sample("table_erase_", f"{name}_masked", (*state_of(table)[:2], ids, mask))
+        yield Sample(operator, name, (*state_of(table)[:2], ids, None))
+        yield Sample(operator, f"{name}_masked", (*state_of(table)[:2], ids, mask))
 
 
-def rehash_samples() -> Iterator[Sample]:
-    yield Sample("table_rehash", "by_hand", (*state_of(_by_hand())[1:3], 3, 0), representative=True)
-    yield Sample("table_rehash", "by_hand_seed", (*state_of(_by_hand())[1:3], 3, 77), representative=True)
+def rehash_samples(operator: str) -> Iterator[Sample]:
+    yield Sample(operator, "by_hand", (*state_of(_by_hand())[1:3], 3, 0), representative=True)
+    yield Sample(operator, "by_hand_seed", (*state_of(_by_hand())[1:3], 3, 77), representative=True)
     for name, table, _ in _tables():
         for buckets in (1, 5, 64, 129, 200):
             seed = (0, 0, -(2**63), 1, 5)[buckets % 5] if "int32" in name else 0
-            yield Sample("table_rehash", f"{name}_to_{buckets}", (*state_of(table)[1:3], buckets, seed))
+            yield Sample(operator, f"{name}_to_{buckets}", (*state_of(table)[1:3], buckets, seed))
 
 
 def _initials(dtype: torch.dtype, dim: int) -> Iterator[tuple[str, tuple]]:
@@ -158,11 +154,11 @@ def _initials(dtype: torch.dtype, dim: int) -> Iterator[tuple[str, tuple]]:
     yield "values", (values, CONSTANT, [0.0], -5)
 
 
-def initialize_samples() -> Iterator[Sample]:
+def initialize_samples(operator: str) -> Iterator[Sample]:
     rows, keys = torch.tensor([2, -1, 0]), torch.tensor([5, 6, -7])
     for name, initial in _initials(torch.float32, 3):
         arguments = (torch.zeros(4, 3), rows, keys, *initial)
-        yield Sample("table_initialize_", f"by_hand_{name}", arguments, representative=name in ("values", "normal"))
+        yield Sample(operator, f"by_hand_{name}", arguments, representative=name in ("values", "normal"))
     for dtype in FLOATS:
         for dim in (0, 1, 8, 17, 64):
             for name, initial in _initials(dtype, dim):
@@ -171,19 +167,19 @@ def initialize_samples() -> Iterator[Sample]:
                 rows = torch.randperm(40, generator=Random(dim).generator)[: len(keys)]
                 rows[::5] = -1 - rows[::5]
                 arguments = (Random(1).floats(40, dim, dtype=dtype), rows, keys, *initial)
-                yield Sample("table_initialize_", f"{name}_{dtype}_{dim}".replace("torch.", ""), arguments)
+                yield Sample(operator, f"{name}_{dtype}_{dim}".replace("torch.", ""), arguments)
     empty = torch.empty(0, dtype=torch.int64)
-    yield Sample("table_initialize_", "no_rows", (torch.zeros(0, 3), empty, empty, None, CONSTANT, [1.0], 0))
+    yield Sample(operator, "no_rows", (torch.zeros(0, 3), empty, empty, None, CONSTANT, [1.0], 0))
 
 
-def lookup_samples() -> Iterator[Sample]:
+def lookup_samples(operator: str) -> Iterator[Sample]:
     def sample(name: str, table: ReferenceTable, ids: Tensor, dim: int, dtype: torch.dtype, *rest: object) -> Sample:
         rows = len(table.entries)
         bytes_ = dtype == torch.uint8
         integers = Random(6).integers(0, 256, rows, dim, dtype=dtype)
         weight = integers if bytes_ else Random(6).floats(rows, dim, dtype=dtype)
         arguments = (*state_of(table)[:2], weight, ids, *rest)
-        return Sample("table_lookup", name, arguments, representative=name.startswith("by_hand"))
+        return Sample(operator, name, arguments, representative=name.startswith("by_hand"))
 
     ids = torch.tensor([-1, 6, 5, -1, 2**63 - 1, -9])
     row = torch.tensor([1.0, 2.0, 3.0])
@@ -200,10 +196,10 @@ def lookup_samples() -> Iterator[Sample]:
         yield sample(f"{name}_bytes", table, ids, dim, torch.uint8, missing, None, CONSTANT, [0.0], 0)
 
 
-def assign_samples() -> Iterator[Sample]:
+def assign_samples(operator: str) -> Iterator[Sample]:
     rows = torch.tensor([2, -1, 0, 2])
     values = Random(1).floats(4, 3, dtype=torch.float32)
-    yield Sample("table_assign_", "by_hand", (torch.zeros(4, 3), rows, values), representative=True)
+    yield Sample(operator, "by_hand", (torch.zeros(4, 3), rows, values), representative=True)
     for dtype in (*FLOATS, torch.uint8):
         for dim in (0, 1, 8, 17, 64, 130):
             for items in (0, 300):
@@ -211,12 +207,12 @@ def assign_samples() -> Iterator[Sample]:
                 numbers = Random(dim).integers(0, 256, items, dim, dtype=torch.int64).to(dtype)
                 weight = torch.zeros(40, dim, dtype=dtype)
                 name = f"{items}x{dim}_{dtype}".replace("torch.", "")
-                yield Sample("table_assign_", name, (weight, rows, numbers))
+                yield Sample(operator, name, (weight, rows, numbers))
 
 
-def sketch_samples() -> Iterator[Sample]:
+def sketch_samples(operator: str) -> Iterator[Sample]:
     def sample(name: str, sketch: Tensor, ids: Tensor, *rest: object, **flags: bool) -> Sample:
-        return Sample("count_min_sketch_", name, (sketch, ids, *rest), **flags)
+        return Sample(operator, name, (sketch, ids, *rest), **flags)
 
     ids = torch.tensor([5, 5, -1, 7, 5])
     mask = torch.tensor([True, False, True, True, True])
@@ -237,14 +233,16 @@ def sketch_samples() -> Iterator[Sample]:
     yield sample("no_ids", torch.ones(3, dtype=torch.int8), ids[:0], None, 4, True)
 
 
-TABLE_SAMPLES: dict[str, list[Sample]] = {
-    "table_find": list(find_samples()),
-    "table_find_or_insert_": list(insert_samples()),
-    "tables_find_or_insert_": list(together_samples()),
-    "table_erase_": list(erase_samples()),
-    "table_rehash": list(rehash_samples()),
-    "table_initialize_": list(initialize_samples()),
-    "table_lookup": list(lookup_samples()),
-    "table_assign_": list(assign_samples()),
-    "count_min_sketch_": list(sketch_samples()),
-}
+FAMILY = Family(
+    samples={
+        "table_find": find_samples,
+        "table_find_or_insert_": insert_samples,
+        "tables_find_or_insert_": together_samples,
+        "table_erase_": erase_samples,
+        "table_rehash": rehash_samples,
+        "table_initialize_": initialize_samples,
+        "table_lookup": lookup_samples,
+        "table_assign_": assign_samples,
+        "count_min_sketch_": sketch_samples,
+    }
+)

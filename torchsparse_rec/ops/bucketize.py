@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+__all__ = ["bucketize"]
+
 
 def bucketize(x: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
     """

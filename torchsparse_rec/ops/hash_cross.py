@@ -17,7 +17,7 @@ from ._hash_inputs import Hashable, Hashes, hash_any
 from .autograd import not_differentiable
 from .hash import check_num_buckets, string_fingerprint64
 
-__all__ = ["DEFAULT_HASH_KEY", "Column", "cross_hashed"]
+__all__ = ["cross_hashed"]
 
 #: One column of :func:`cross_hashed`.
 Column: TypeAlias = Hashable | tuple[Hashable, Tensor]

@@ -13,6 +13,8 @@ from torch import Tensor
 from .segment import unsorted_segment_sum
 from .unique import unique
 
+__all__ = ["deduplicate_rows", "indexed_slices_norm", "indexed_slices_to_dense"]
+
 
 class IndexedRows(NamedTuple):
     """The result of :func:`deduplicate_rows`: distinct indices and the sum of the rows of each."""

@@ -15,6 +15,19 @@ from torch import Tensor
 from ._scalars import scalar_like
 from .autograd import not_differentiable
 
+__all__ = [
+    "jagged_to_nested",
+    "jagged_to_padded",
+    "jagged_to_sparse",
+    "lengths_to_offsets",
+    "nested_to_jagged",
+    "offsets_to_lengths",
+    "offsets_to_row_ids",
+    "padded_to_jagged",
+    "row_ids_to_offsets",
+    "sparse_to_jagged",
+]
+
 _ops = torch.ops.torchsparse_rec
 
 

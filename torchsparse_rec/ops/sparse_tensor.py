@@ -18,6 +18,16 @@ from ._scalars import scalar_like
 from ._sparse_tensor_kernels import fill, fill_grad, to_dense
 from .unique import take_slices
 
+__all__ = [
+    "ragged_fill_empty_rows",
+    "sparse_fill_empty_rows",
+    "sparse_fill_empty_rows_grad",
+    "sparse_reorder",
+    "sparse_reshape",
+    "sparse_retain",
+    "sparse_to_dense",
+]
+
 _ops = torch.ops.torchsparse_rec
 
 

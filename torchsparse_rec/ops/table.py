@@ -17,7 +17,6 @@ from torch import Tensor
 from .autograd import not_differentiable
 
 __all__ = [
-    "InsertedRows",
     "count_min_sketch_",
     "table_erase_",
     "table_find",

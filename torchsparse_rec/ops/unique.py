@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .autograd import not_differentiable
 
+__all__ = ["unique", "unique_with_counts"]
+
 
 class Unique(NamedTuple):
     """The result of :func:`unique`."""

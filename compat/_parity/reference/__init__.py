@@ -12,39 +12,14 @@ results are not rounded (:func:`numbers.on_tensors`): the parity check's narrow 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 
-from . import (
-    embedding,
-    embedding_collection,
-    embedding_lookup,
-    hash,
-    row_optimizer,
-    row_update,
-    segment,
-    sparse_segment,
-    sparse_tensor,
-    table,
-    table_rows,
-    unique,
-)
 from .numbers import MAX, MEAN, MIN, PROD, SQRTN, SUM
 
 __all__ = ["MAX", "MEAN", "MIN", "PROD", "REFERENCES", "SQRTN", "SUM"]
 
-_FAMILIES = (
-    sparse_segment,
-    segment,
-    unique,
-    hash,
-    sparse_tensor,
-    embedding,
-    embedding_lookup,
-    embedding_collection,
-    row_update,
-    row_optimizer,
-    table,
-    table_rows,
-)
+_FAMILIES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 
 #: The function of each operator, by the operator's name.
-REFERENCES: dict[str, Callable] = {x.__name__: x for family in _FAMILIES for x in family.FUNCTIONS}
+REFERENCES: dict[str, Callable] = {x.__name__: x for family in _FAMILIES for x in getattr(family, "FUNCTIONS", ())}

@@ -1,7 +1,7 @@
 """
 Runs many small calls of every operator, for a checker of memory accesses or races to watch.
 
-``python tests/samples/cuda_small_cases.py --until TIME`` ends in good time before that moment (seconds since 1970).
+``python tests/cuda_small_cases.py --until TIME`` ends in good time before that moment (seconds since 1970).
 It begins with the calls that differ most: each operator in turn, first its representative samples.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from calls import call  # noqa: E402
 from samples.large import MIDDLE_SAMPLES  # noqa: E402

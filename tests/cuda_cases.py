@@ -16,7 +16,7 @@ from calls import written
 from samples.large import LARGE_SAMPLES, _bag, _segment
 from samples.large_sizes import SIZES, Build, Size
 from samples.read_backs import READ_BACKS
-from samples.sample import Sample
+from samples.sample import LAST_SEGMENT, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import SUM
@@ -51,7 +51,7 @@ _PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_h
 _PARTS += ["embedding_collection_current-", "embedding_collection_update_-", "_keys"]
 CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
 # With num_segments, as here, the reductions read nothing back.
-STATIC_CASES = [build for build in CASES if build.name.split("-")[0] not in READ_BACKS or "reduce-" in build.name]
+STATIC_CASES = [build for build in CASES if READ_BACKS.get(build.name.split("-")[0]) in (None, LAST_SEGMENT)]
 READ_BACK_CASES = [build for build in CASES if build not in STATIC_CASES]
 
 # A row per lookup would take ten times the memory of everything else.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from samples.sample import Random, Sample
+from samples.sample import Family, Random, ReadBack, Sample
 
 INTEGERS = (
     torch.int64,
@@ -72,3 +72,10 @@ def unique_rows_samples(operator: str) -> Iterator[Sample]:
         "permuted_elements": torch.tensor([[1, 2, 3], [3, 2, 1], [2, 1, 3], [1, 2, 3]]),
     }.items():
         yield Sample(operator, name, (x,))
+
+
+_DISTINCT = ReadBack("the number of distinct values")
+FAMILY = Family(
+    samples={"unique": unique_samples, "unique_with_counts": unique_samples, "unique_rows": unique_rows_samples},
+    read_backs={"unique": _DISTINCT, "unique_with_counts": _DISTINCT, "unique_rows": _DISTINCT},
+)
