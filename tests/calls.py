@@ -8,15 +8,6 @@ import torch
 from samples.sample import Sample, map_tensors, tensors_of
 from torch import Tensor
 
-# Positions of arguments that are read, and must be contiguous: the state of tables.
-STATE = {
-    "table_find": (0, 1),
-    "table_find_or_insert_": (3,),
-    "tables_find_or_insert_": (3,),
-    "table_rehash": (0,),
-    "table_lookup": (0, 1, 2),
-}
-
 
 def operator(name: str) -> Callable:
     return getattr(torch.ops.torchsparse_rec, name).default
@@ -26,6 +17,12 @@ def written(name: str) -> list[int]:
     """Return the positions of the arguments that the operator writes."""
     arguments = operator(name)._schema.arguments
     return [i for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
+
+
+def state(name: str) -> list[int]:
+    """Return the positions of the arguments that are a table's state, which must be contiguous even if it is read."""
+    names = ("index", "entries", "free_rows", "weight") if name.startswith("table") else ()
+    return [i for i, x in enumerate(operator(name)._schema.arguments) if x.name in names]
 
 
 def call(sample: Sample) -> tuple[Tensor, ...]:

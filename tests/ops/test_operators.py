@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import STATE, assert_same_bits, call, operator, written
+from calls import assert_same_bits, call, operator, state, written
 from cpu_only import CPU_ONLY
 from devices import RARELY_EMULATED
 from samples.compiled import COMPILED, bags
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchsparse_rec import ops
-from torchsparse_rec.compat._parity.reference import MAX, REFERENCES
+from torchsparse_rec.compat._parity.reference import MAX, REFERENCES, SUM
 
 # Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), and those without
 # a CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts).
@@ -47,10 +47,9 @@ def expected(sample: Sample) -> tuple[Tensor, ...]:
 
 def read_only(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
     """Return the sample with changed inputs and untouched outputs; tables' states may change only their address."""
-    kept = [x for i in written(sample.operator) for x in tensors_of(sample.arguments[i])]
-    places = STATE.get(sample.operator, ()) if change is not _shifted else ()
-    state = [x for i in places for x in tensors_of(sample.arguments[i])]
-    return sample.map_tensors(lambda x: x if any(x is y for y in [*kept, *state]) else change(x))
+    places = [*written(sample.operator), *(state(sample.operator) if change is not _shifted else ())]
+    kept = [x for i in places for x in tensors_of(sample.arguments[i])]
+    return sample.map_tensors(lambda x: x if any(x is y for y in kept) else change(x))
 
 
 # ---- Meaning and layouts --------------------------------------------------------------------------------------------
@@ -174,6 +173,12 @@ def test_fake_kernel_on_cuda(sample: Sample) -> None:
         assert fake.device.type == "cuda" and fake.dtype == real.dtype and fake.dim() == real.dim()
         sizes = [(f, r) for f, r in zip(fake.shape, real.shape, strict=True) if isinstance(f, int)]
         assert all(f == r for f, r in sizes), (fake.shape, real.shape)
+
+
+def test_fake_kernel_of_a_scalar() -> None:
+    with FakeTensorMode():
+        (fake,) = call(Sample("unsorted_segment_reduce_backward", "", (torch.ones(3), None, torch.tensor(1), SUM)))
+    assert fake.shape == ()
 
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------

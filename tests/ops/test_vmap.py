@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import STATE, assert_same_bits, call, operator, written
+from calls import assert_same_bits, call, operator, state, written
 from devices import HARDWARE
 from samples.operators import REPRESENTATIVE
 from samples.sample import Sample, map_tensors, tensors_of
@@ -78,7 +78,7 @@ def test_equals_a_loop(sample: Sample, place: int, device: str) -> None:
     places = {place, *_present(sample)}
     wanted = [call(_batched(sample, places, index)) for index in range(BATCH)]
     arguments = _batched(sample, places).arguments
-    contiguous = bool(written(sample.operator)) or sample.operator in STATE
+    contiguous = bool(written(sample.operator) or state(sample.operator))
     if contiguous:  # the kernels write to contiguous memory alone, and state is such
         moved = enumerate(arguments)
         arguments = [map_tensors(lambda x: x.movedim(-1, 0).contiguous(), x) if i in places else x for i, x in moved]

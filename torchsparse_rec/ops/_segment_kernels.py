@@ -40,7 +40,7 @@ def _(data: Tensor, segment_ids: Tensor, num_segments: int, reduction: int) -> T
 
 @torch.library.register_fake("torchsparse_rec::unsorted_segment_reduce_backward")
 def _(grad: Tensor, data: Tensor | None, segment_ids: Tensor, reduction: int) -> Tensor:
-    return grad.new_empty(*segment_ids.shape, *grad.shape[1:])
+    return grad.new_empty((*segment_ids.shape, *grad.shape[1:]))
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------
