@@ -79,6 +79,21 @@ int vector_width(int64_t columns, std::initializer_list<const void*> pointers) {
   return aligned ? width : 1;
 }
 
+// ---- Integers -------------------------------------------------------------------------------------------------------
+
+// Numbers of either width, used like a pointer to them.
+struct Integers {
+  const void* data;
+  bool are_long;
+
+  __device__ int64_t operator[](int64_t i) const {
+    return are_long ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+  __device__ Integers operator+(int64_t n) const {
+    return {static_cast<const char*>(data) + (are_long ? 8 : 4) * n, are_long};
+  }
+};
+
 // ---- Sorted vectors -------------------------------------------------------------------------------------------------
 
 // The first position whose element is >= value, or n. Sorted is a pointer, or what is indexed and moved like one.

@@ -52,14 +52,8 @@ struct StepInputs : GradientInputs<A> {
   Parts parts{};                           // first_blocks: of kStepThreads threads
   const OptimizerTable* tables = nullptr;  // [parts]
   const int64_t* first_rows = nullptr;     // [parts]
-  const void* keys = nullptr;              // of sorted entries
-  bool wide = false;                       // whether keys are
+  SortedPairs sorted{};
   OptimizerCall<A> optimizer{};
-
-  __device__ int64_t key(int64_t j) const {
-    return wide ? static_cast<int64_t>(static_cast<const uint64_t*>(keys)[j])
-                : static_cast<int64_t>(static_cast<const uint32_t*>(keys)[j]);
-  }
 };
 
 // One block: the groups of each part, and the blocks that step them. What it writes is what `in.parts` reads from then
@@ -68,7 +62,7 @@ template <class A>
 __global__ void place_groups_kernel(const __grid_constant__ StepInputs<A> in, RowRuns runs, Part* parts,
                                     int64_t* bounds, int64_t* first_blocks) {
   for (int64_t w = threadIdx.x; w <= in.parts.count; w += blockDim.x) {
-    bounds[w] = first_group(runs, in.first_rows[w], [&](int64_t j) { return in.key(j); });
+    bounds[w] = first_group(runs, in.first_rows[w], [&](int64_t j) { return in.sorted.key(j); });
   }
   __syncthreads();
   const auto place = [&](int64_t w) {
@@ -106,7 +100,7 @@ __device__ StepRow row_of_block(const StepInputs<A>& in, int64_t block) {
   if (group >= part.first_offset + part.bags) return found;
   found.begin = in.offsets[group];
   found.entries = static_cast<int32_t>(min(in.offsets[group + 1] - found.begin, static_cast<int64_t>(kPiece + 1)));
-  found.row = in.key(found.begin) - in.first_rows[found.w];
+  found.row = in.sorted.key(found.begin) - in.first_rows[found.w];
   prefetch_row(in.optimizer, in.tables[found.w], found.row);
   return found;
 }
@@ -200,8 +194,7 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   in.parts = {count, first_blocks, bounds, parts};
   in.tables = uploads.at<OptimizerTable>(tables_place);
   in.first_rows = groups.first_rows_there;
-  in.wide = groups.groups.wide;
-  in.keys = in.wide ? static_cast<const void*>(groups.groups.wide_pairs.keys) : groups.groups.narrow_pairs.keys;
+  in.sorted = groups.groups.sorted();
   in.optimizer = optimizer_call<A>(call, arguments);
   launch(call, {1}, place_groups_kernel<A>, in, runs, parts, bounds, first_blocks);
   pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);

@@ -85,10 +85,10 @@ struct PrunedBags {
 };
 
 // One thread per sorted entry: keys are bags, `bags` for entries with a bad row, which come last.
-template <class I, class W, class K>
-__global__ void place_entries_kernel(PrunedBags<I, W> p, Pairs<K> sorted) {
+template <class I, class W>
+__global__ void place_entries_kernel(PrunedBags<I, W> p, SortedPairs sorted) {
   for (int64_t k = thread_index(); k < p.entries; k += thread_count()) {
-    const int64_t i = static_cast<int64_t>(sorted.values[k]), bag = static_cast<int64_t>(sorted.keys[k]);
+    const int64_t i = sorted.value(k), bag = sorted.key(k);
     const int64_t to = k + (p.has_default ? bag : 0);
     bool kept = bag < p.bags && p.counts(i);
     if (kept && p.ids[i] >= p.num_embeddings) {
@@ -164,10 +164,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cuda(const Tensor& ids, c
         bags.weights = call.data<W>(*weights);
         bags.weights_out = static_cast<W*>(weights_out.data_ptr());
       }
-      with_pairs(groups, [&](const auto& pairs) {
-        using K = std::remove_pointer_t<decltype(pairs.keys)>;
-        launch(call, one_thread_each(n), place_entries_kernel<I, W, K>, bags, pairs);
-      });
+      launch(call, one_thread_each(n), place_entries_kernel<I, W>, bags, groups.sorted());
       launch(call, one_thread_each(num_bags + 1), finish_bags_kernel<I, W>, bags);
     });
   });

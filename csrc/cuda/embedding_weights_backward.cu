@@ -44,8 +44,8 @@ struct WeightsBackward {
 };
 
 // A team owns out[i]: its lanes share the columns, and add up in a fixed tree.
-template <int width, class T, class I, class Rows>
-__global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, const I* indices, int64_t entries,
+template <int width, class T, class Rows>
+__global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, Integers indices, int64_t entries,
                                         ErrorSink errors, RowTiling tiling, T* out) {
   using A = acc_t<T>;
   const int lanes = 1 << tiling.lanes_log2, lane = static_cast<int>(threadIdx.x) % lanes;
@@ -81,13 +81,13 @@ __global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, const I
   }
 }
 
-template <int width, class T, class I, class Rows>
-void launch_weights_backward(DeviceCall& call, const WeightsBackward<T>& w, const Rows& rows, const I* indices,
+template <int width, class T, class Rows>
+void launch_weights_backward(DeviceCall& call, const WeightsBackward<T>& w, const Rows& rows, const Integers& indices,
                              const Tensor& out) {
   const int64_t entries = out.size(0);
   // One tile per entry: a team's lanes take every column.
   const RowTiling tiling(entries, std::min<int64_t>(w.columns, kWarp * width), width);
-  launch(call, tiling.shape(), weights_backward_kernel<width, T, I, Rows>, w, rows, indices, entries, call.errors(),
+  launch(call, tiling.shape(), weights_backward_kernel<width, T, Rows>, w, rows, indices, entries, call.errors(),
          tiling, static_cast<T*>(out.data_ptr()));
 }
 
@@ -130,16 +130,13 @@ Tensor weights_gradient(DeviceCall& call, const Inputs& in, const F& with_rows) 
                                static_cast<const acc_t<T>*>(divisors),
                                in.reduction,
                                vector_width<T>(columns, {grads, in.table, outputs}) == wide};
-    dispatch_index(ids.dtype, call.op(), "indices", [&](auto index_tag) {
-      using I = typename decltype(index_tag)::type;
-      const I* const data = static_cast<const I*>(ids.data);
-      with_rows(value_tag, [&](const auto& rows) {
-        if (columns % wide == 0) {
-          launch_weights_backward<wide>(call, w, rows, data, out);
-        } else {
-          launch_weights_backward<1>(call, w, rows, data, out);
-        }
-      });
+    const Integers indices{ids.data, ids.dtype == ScalarType::Long};
+    with_rows(value_tag, [&](const auto& rows) {
+      if (columns % wide == 0) {
+        launch_weights_backward<wide>(call, w, rows, indices, out);
+      } else {
+        launch_weights_backward<1>(call, w, rows, indices, out);
+      }
     });
   });
   return out;

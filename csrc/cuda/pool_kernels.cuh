@@ -19,15 +19,14 @@ namespace tsr {
 // Entries whose rows are loaded before the first is added: enough reads in flight to hide the memory's latency.
 constexpr int kInFlight = 4;
 
-template <class T, class I>
-struct PoolView {
+// All of a view but the indices, which long bags are merged without.
+template <class T>
+struct PoolRows {
   using Element = T;
-  using Index = I;
 
   const T* table;
   int64_t rows;
   int64_t columns;
-  const I* indices;
   const int64_t* offsets;
   int64_t bags;
   const T* weights;
@@ -73,25 +72,18 @@ struct PoolView {
 };
 
 template <class T, class I>
+struct PoolView : PoolRows<T> {
+  using Index = I;
+
+  const I* indices;
+};
+
+template <class T, class I>
 PoolView<T, I> view_of(const DeviceCall& call, const Pooling& p) {
-  return {static_cast<const T*>(p.table),
-          p.rows,
-          p.columns,
-          static_cast<const I*>(p.indices),
-          p.offsets,
-          p.bags,
-          static_cast<const T*>(p.weights),
-          static_cast<const acc_t<T>*>(p.coefficients),
-          static_cast<const acc_t<T>*>(p.scales),
-          p.padding_idx,
-          p.divisor,
-          p.report,
-          call.errors(),
-          static_cast<T*>(p.out),
-          nullptr,
-          nullptr,
-          nullptr,
-          nullptr};
+  return {{static_cast<const T*>(p.table), p.rows, p.columns, p.offsets, p.bags, static_cast<const T*>(p.weights),
+           static_cast<const acc_t<T>*>(p.coefficients), static_cast<const acc_t<T>*>(p.scales), p.padding_idx,
+           p.divisor, p.report, call.errors(), static_cast<T*>(p.out), nullptr, nullptr, nullptr, nullptr},
+          static_cast<const I*>(p.indices)};
 }
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
@@ -243,8 +235,8 @@ __device__ void pool_pieces(const PoolView<T, I>& p, const PoolPlan& plan, const
 
 // A block owns a tile of one long bag: its teams take equal shares of the pieces' totals, and the first team merges
 // what they come to.
-template <class Total, class T, class I>
-__global__ void long_bags_kernel(PoolView<T, I> p, PoolPlan plan, const Total* totals, RowTiling tiling) {
+template <class Total, class T>
+__global__ void long_bags_kernel(PoolRows<T> p, PoolPlan plan, const Total* totals, RowTiling tiling) {
   TSR_SHARED(Total, shares, kThreads);
   const int lanes = 1 << tiling.lanes_log2;
   const int64_t teams = blockDim.x / lanes, team = threadIdx.x / lanes;
@@ -354,8 +346,10 @@ __global__ void short_bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals
   }
 }
 
-template <class Total, class T, class I>
+// Merged: what the Total is derived from, if it has no members of its own and merges and stores in the same way.
+template <class Total, class Merged = Total, class T, class I>
 void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) {
+  static_assert(sizeof(Merged) == sizeof(Total));
   const RowTiling one_bag_each(view.bags, view.columns, Total::width);
   const PoolPlan plan = plan_pool(call, view.offsets, view.bags, entries, one_bag_each);
   Total* const totals = call.workspace<Total>(plan.total_capacity * one_bag_each.lanes_per_row());
@@ -372,8 +366,9 @@ void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) 
   }
   // Long bags are few, if any.
   const int64_t long_bags = std::min(plan.total_capacity, view.bags) * tiling.tiles_per_row;
-  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1)}, long_bags_kernel<Total, T, I>, view, plan,
-         static_cast<const Total*>(totals), one_bag_each);
+  const PoolRows<T>& rows = view;
+  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1)}, long_bags_kernel<Merged, T>, rows, plan,
+         static_cast<const Merged*>(totals), one_bag_each);
 }
 
 // Calls f with the tags of the value's and the index's type and of the columns per lane.

@@ -6,19 +6,6 @@
 
 namespace tsr {
 
-// Numbers of either width, used like a pointer to them.
-struct Integers {
-  const void* data;
-  bool are_long;
-
-  __device__ int64_t operator[](int64_t i) const {
-    return are_long ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
-  }
-  __device__ Integers operator+(int64_t n) const {
-    return {static_cast<const char*>(data) + (are_long ? 8 : 4) * n, are_long};
-  }
-};
-
 // Offsets, used like a pointer to them; without data, those of bags of one entry each.
 struct Offsets {
   const int64_t* data;

@@ -43,7 +43,7 @@ void pool_sharded_rows(DeviceCall& call, const Pooling& pooling, const ShardedTa
     using I = typename decltype(index_tag)::type;
     PoolView<T, I> view = view_of<T, I>(call, pooling);
     view.shards = shards;
-    launch_pool<ShardedSum<T, width.value>>(call, view, pooling.entries);
+    launch_pool<ShardedSum<T, width.value>, WeightedSum<T, width.value>>(call, view, pooling.entries);
   });
 }
 

@@ -10,6 +10,22 @@
 
 namespace tsr {
 
+// Sorted pairs of either width, told apart as a kernel runs.
+struct SortedPairs {
+  const void* keys;
+  const void* values;
+  bool wide;
+
+  __device__ int64_t key(int64_t j) const { return element(keys, j); }
+  __device__ int64_t value(int64_t j) const { return element(values, j); }
+
+ private:
+  __device__ int64_t element(const void* of, int64_t j) const {
+    return wide ? static_cast<int64_t>(static_cast<const uint64_t*>(of)[j])
+                : static_cast<int64_t>(static_cast<const uint32_t*>(of)[j]);
+  }
+};
+
 // Sorted pairs, of 32 bits where rows and sources fit. Entries that count for no row have the key `rows`: they are
 // last.
 struct RowGroups {
@@ -22,6 +38,9 @@ struct RowGroups {
   // The sources as pool_rows wants indices. Narrow ones fit in 31 bits, or are -1.
   ScalarType source_dtype() const { return wide ? ScalarType::Long : ScalarType::Int; }
   const void* sources() const { return wide ? static_cast<const void*>(wide_pairs.values) : narrow_pairs.values; }
+  SortedPairs sorted() const {
+    return {wide ? static_cast<const void*>(wide_pairs.keys) : narrow_pairs.keys, sources(), wide};
+  }
 };
 
 // Calls f with the pairs in their type.

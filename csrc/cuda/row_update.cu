@@ -45,31 +45,29 @@ __device__ void update_lane(const Rule& rule, LaneRow<T, width, Rule::kStates>& 
 
 // A team owns the row of the sorted entry where its items begin, and takes them in their order; the teams of a row's
 // other entries have nothing to do.
-template <class Rule, class T, class K, int width>
-__global__ void row_update_kernel(Rule rule, RowTables<T> tables, Pairs<K> pairs, int64_t entries, int64_t rows,
+template <class Rule, class T, int width>
+__global__ void row_update_kernel(Rule rule, RowTables<T> tables, SortedPairs pairs, int64_t entries, int64_t rows,
                                   RowTiling tiling) {
   for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
     const RowTile tile = tiling.at(t);
-    const K key = pairs.keys[tile.row];
-    const bool begins = tile.row == 0 || pairs.keys[tile.row - 1] != key;
-    if (!begins || static_cast<int64_t>(key) >= rows || tile.column >= tables.columns) continue;
-    T* const weight = tables.weight + static_cast<int64_t>(key) * tables.weight_stride + tile.column;
+    const int64_t key = pairs.key(tile.row);
+    const bool begins = tile.row == 0 || pairs.key(tile.row - 1) != key;
+    if (!begins || key >= rows || tile.column >= tables.columns) continue;
+    T* const weight = tables.weight + key * tables.weight_stride + tile.column;
     LaneRow<T, width, Rule::kStates> row;
     row.weight = load_vector<T, width>(weight);
 #pragma unroll
     for (int s = 0; s < Rule::kStates; ++s) {
-      row.state[s] =
-          load_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s] + tile.column);
+      row.state[s] = load_vector<T, width>(tables.state[s] + key * tables.state_stride[s] + tile.column);
     }
-    for (int64_t j = tile.row; j < entries && pairs.keys[j] == key; j += kItemsAhead) {
+    for (int64_t j = tile.row; j < entries && pairs.key(j) == key; j += kItemsAhead) {
       Vector<T, width> grads[kItemsAhead];
       bool present[kItemsAhead];
 #pragma unroll
       for (int k = 0; k < kItemsAhead; ++k) {
-        present[k] = j + k < entries && pairs.keys[j + k] == key;
+        present[k] = j + k < entries && pairs.key(j + k) == key;
         if (!present[k]) continue;
-        const int64_t item = static_cast<int64_t>(pairs.values[j + k]);
-        grads[k] = load_vector<T, width>(tables.grad + item * tables.columns + tile.column);
+        grads[k] = load_vector<T, width>(tables.grad + pairs.value(j + k) * tables.columns + tile.column);
       }
 #pragma unroll
       for (int k = 0; k < kItemsAhead; ++k) {
@@ -79,8 +77,7 @@ __global__ void row_update_kernel(Rule rule, RowTables<T> tables, Pairs<K> pairs
     store_vector<T, width>(weight, row.weight);
 #pragma unroll
     for (int s = 0; s < Rule::kStates; ++s) {
-      store_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s] + tile.column,
-                             row.state[s]);
+      store_vector<T, width>(tables.state[s] + key * tables.state_stride[s] + tile.column, row.state[s]);
     }
   }
 }
@@ -105,12 +102,11 @@ int row_vector_width(const RowTables<T>& tables) {
   return aligned ? width : 1;
 }
 
-template <class Rule, class T, class K, int width>
-void launch_row_update(DeviceCall& call, const Rule& rule, const RowTables<T>& tables, const Pairs<K>& pairs,
-                       const RowGroups& groups) {
+template <class Rule, class T, int width>
+void launch_row_update(DeviceCall& call, const Rule& rule, const RowTables<T>& tables, const RowGroups& groups) {
   const RowTiling tiling(groups.entries, tables.columns, width);
-  launch(call, tiling.shape(), row_update_kernel<Rule, T, K, width>, rule, tables, pairs, groups.entries, groups.rows,
-         tiling);
+  launch(call, tiling.shape(), row_update_kernel<Rule, T, width>, rule, tables, groups.sorted(), groups.entries,
+         groups.rows, tiling);
 }
 
 void row_update_cuda(const Tensor& weight, const std::optional<Tensor>& state0, const std::optional<Tensor>& state1,
@@ -126,15 +122,12 @@ void row_update_cuda(const Tensor& weight, const std::optional<Tensor>& state0, 
     const RowTables<T> tables = row_tables<T>(weight, states, call.data<T>(grad));
     dispatch_rule<acc_t<T>>(rule, hyperparameters, [&](const auto& policy) {
       using Rule = std::decay_t<decltype(policy)>;
-      with_pairs(groups, [&](const auto& pairs) {
-        using K = std::remove_pointer_t<decltype(pairs.keys)>;
-        constexpr int wide = 16 / sizeof(T);
-        if (row_vector_width(tables) == wide) {
-          launch_row_update<Rule, T, K, wide>(call, policy, tables, pairs, groups);
-        } else {
-          launch_row_update<Rule, T, K, 1>(call, policy, tables, pairs, groups);
-        }
-      });
+      constexpr int wide = 16 / sizeof(T);
+      if (row_vector_width(tables) == wide) {
+        launch_row_update<Rule, T, wide>(call, policy, tables, groups);
+      } else {
+        launch_row_update<Rule, T, 1>(call, policy, tables, groups);
+      }
     });
   });
 }

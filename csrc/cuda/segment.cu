@@ -54,8 +54,8 @@ struct Fold {
     count += later.count;
   }
 
-  template <class I>
-  __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
+  template <class View>
+  __device__ void store(const View& p, int64_t bag, const RowTile& tile) const {
     if (tile.column >= p.columns) return;
     Vector<T, width> result;
 #pragma unroll

@@ -17,8 +17,8 @@ struct Shared {
   A value[width] = {};
   int64_t count[width] = {};
 
-  template <class I>
-  __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
+  template <class View>
+  __device__ void store(const View& p, int64_t bag, const RowTile& tile) const {
     if (tile.column >= p.columns) return;
     const int64_t at = bag * p.columns + tile.column;
 #pragma unroll

@@ -179,8 +179,8 @@ MUTATIONS = [
     Mutation("row_optimizer_columns.cuh", "bound", "step = lanes() / 2", "step = lanes() / 4", "wider_than_a_team"),
     Mutation("row_optimizer_columns.cuh", "sign", "return sign * factor", "return factor", "direction"),
     Mutation("row_update.cu", "bound", "j + k < entries", "j + k + 1 < entries", "row_update and by_hand"),
-    Mutation("row_update.cu", "bound", "(key) >= rows || tile", "(key) > rows || tile", "skipped_by"),
-    Mutation("row_update.cu", "sign", "keys[tile.row - 1] != key", "keys[tile.row - 1] == key", "row_update"),
+    Mutation("row_update.cu", "bound", "key >= rows || tile", "key > rows || tile", "skipped_by"),
+    Mutation("row_update.cu", "sign", "key(tile.row - 1) != key", "key(tile.row - 1) == key", "row_update"),
     Mutation(
         "row_update.cu", "step", "    store_vector<T, width>(weight, row.weight);\n", "", "row_update and by_hand"
     ),
@@ -299,8 +299,8 @@ MUTATIONS = [
     Mutation(
         "row_update.cu",
         "sign",
-        "store_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s]",
-        "store_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.weight_stride",
+        "store_vector<T, width>(tables.state[s] + key * tables.state_stride[s]",
+        "store_vector<T, width>(tables.state[s] + key * tables.weight_stride",
         "row_update",
     ),
     Mutation("hash_cross.cu", "bound", "columns.width(c, row), most + 1)", "columns.width(c, row), most)", "cross"),
