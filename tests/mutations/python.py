@@ -69,7 +69,7 @@ MUTATIONS = [
         "prebatched",
     ),
     Mutation(
-        "torchsparse_rec/variable/eviction.py",
+        "torchsparse_rec/variable/rows.py",
         "bound",
         "lambda rows, versions: versions < before",
         "lambda rows, versions: versions <= before",
@@ -148,7 +148,7 @@ MUTATIONS = [
     ),
     # A crash in between leaves a delta without the version on which it builds.
     Mutation(
-        "torchsparse_rec/variable/checkpoint.py",
+        "torchsparse_rec/variable/_versions.py",
         "order",
         "sorted(versions, reverse=True):\n            if kept",
         "sorted(versions):\n            if kept",
@@ -167,8 +167,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/variable/saving.py",
         "order",
-        "            # Only now: a checkpoint that failed has saved nothing.\n            self._note_saved(",
-        "                self._note_saved(",
+        "    # Only now: a checkpoint that failed has saved nothing.\n    rows.note_saved(",
+        "        rows.note_saved(",
         "variable",
     ),
     Mutation(
@@ -218,7 +218,7 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/embedding_variable.py",
         "lock",
-        "            with self._guard.writing():\n                rows = self.rows_of(ids)",
+        "            with self._lock.writing():\n                rows = self.rows_of(ids)",
         "            if True:\n                rows = self.rows_of(ids)",
         "variable",
     ),

@@ -19,7 +19,7 @@ from variable.test_threads import run_all, thread_of
 from torchsparse_rec import optim
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import EmbeddingVariableOption, StorageOption
-from torchsparse_rec.variable.guard import Guard
+from torchsparse_rec.variable.read_write_lock import ReadWriteLock
 from torchsparse_rec.variable.tiers import DramTier
 
 # ---- Threads ---------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table(
         lambda: table.total_count(),
         lambda: table.state_dict(),
     )
-    with _Held(table._guard.writing()):
+    with _Held(table._lock.writing()):
         for call in calls:
             assert "RuntimeError: a table was being written by another thread when this process was" in _forked(call)
     assert [_forked(table.total_count), table.total_count()] == ["2", 2]
@@ -139,21 +139,21 @@ def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table(
 def test_a_process_that_was_forked_while_others_read_goes_on(held: str) -> None:
     table = EmbeddingVariable(2, initializer=0.5)
     table(torch.tensor([1, 2]))
-    with _Held(table._guard.reading() if held == "reading" else table._guard._lock):
+    with _Held(table._lock.reading() if held == "reading" else table._lock._mutex):
         assert _forked(lambda: table(torch.tensor([1, 3])).tolist()) == "[[0.5, 0.5], [0.5, 0.5]]"
     assert table.total_count() == 2
 
 
 @needs_fork
 def test_who_forks_while_it_writes_goes_on_in_both_processes() -> None:
-    guard = Guard()
+    lock = ReadWriteLock()
 
     def work() -> str:
-        with guard.writing():
+        with lock.writing():
             pass
         return "done"
 
-    with guard.writing():
+    with lock.writing():
         assert _forked(work) == "done"
         work()
     work()

@@ -15,7 +15,7 @@ from variable.test_machine import DIM, OPTIMIZERS, Optimizer, Trained
 
 from torchsparse_rec import optim
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, saving
+from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, cold
 from torchsparse_rec.variable.keys import KeyRows
 
 
@@ -155,7 +155,7 @@ def test_a_state_dict_of_too_many_cold_rows_is_refused(tmp_path: Path, monkeypat
     for begin in (0, 16):
         variable(torch.arange(begin, begin + 16))
     assert "cold.keys" in variable.state_dict()
-    monkeypatch.setattr(saving, "STATE_DICT_BYTES", 100)
+    monkeypatch.setattr(cold, "STATE_DICT_BYTES", 100)
     with pytest.raises(RuntimeError, match=r"outside of the first tier, more than the 100 that .* use save\(\)"):
         variable.state_dict()
 

@@ -14,7 +14,8 @@ from variable.cases import on_disk, rows_of, step
 from torchsparse_rec import ops, optim
 from torchsparse_rec.jagged import KeyedJaggedTensor
 from torchsparse_rec.nn import EmbeddingCollection, EmbeddingConfig, EmbeddingVariable
-from torchsparse_rec.variable import EmbeddingVariableOption, LRUEvict, StorageOption, growth, optimizer_rows
+from torchsparse_rec.variable import EmbeddingVariableOption, LRUEvict, StorageOption, optimizer_rows, store
+from torchsparse_rec.variable.rows import TableRows
 from torchsparse_rec.variable.tiers import DramTier, SsdTier, Tier
 
 
@@ -65,7 +66,7 @@ def test_a_table_that_could_not_grow(where: str, monkeypatch: pytest.MonkeyPatch
     for table, optimizer in zip(tables, optimizers, strict=True):
         step(table, optimizer, [1, 2, 3])
     module, name = {
-        "weight": (growth, "new_zeros"),
+        "weight": (store, "new_zeros"),
         "state": (optimizer_rows, "new_zeros"),
         "index": (ops, "table_rehash"),
     }[where]
@@ -111,7 +112,7 @@ def test_no_delta_on_top_of_a_restore_that_failed(tmp_path: Path, monkeypatch: p
     table.save(tmp_path / "f")
     other.insert([100], torch.ones(1, 2))
     other.save(tmp_path / "g")
-    once(monkeypatch, EmbeddingVariable, "_put", MemoryError())
+    once(monkeypatch, TableRows, "put", MemoryError())
     with pytest.raises(MemoryError):
         table.restore(tmp_path / "g")
     table(torch.tensor([7]))

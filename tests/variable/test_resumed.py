@@ -15,7 +15,7 @@ from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import optim
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.variable import EmbeddingVariableOption, GlobalStepEvict
+from torchsparse_rec.variable import CheckpointOption, EmbeddingVariableOption, GlobalStepEvict
 
 # ---- Rows of erased keys ---------------------------------------------------------------------------------------------
 
@@ -154,3 +154,13 @@ def test_all_rows_of_half_tables_begin_with_the_same_sums(dtype: torch.dtype) ->
         step(table, optimizer, ids)
     sums = optimizer.state[table._stored_weight()]["sum"][table.keys.find(torch.arange(1, 6))]
     assert sums.equal(torch.full((5, 1), 1.1))
+
+
+def test_a_variable_starts_from_the_checkpoint_of_its_options(tmp_path: Path) -> None:
+    table = EmbeddingVariable(2)
+    table.insert([7, 8], torch.ones(2, 2))
+    table.save(tmp_path)
+    other = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(ckpt=CheckpointOption(str(tmp_path))))
+    assert rows_of(other) == rows_of(table)
+    other.insert([9], torch.ones(1, 2))
+    assert other.save_delta(tmp_path) == 2  # on top of that checkpoint

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
 from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import optim
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, saving
+from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, rows
 from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 # ---- States ----------------------------------------------------------------------------------------------------------
@@ -72,6 +73,16 @@ def test_assigned_states_are_not_shared() -> None:
     assert (table.total_count(), other.total_count()) == (50, 60)
 
 
+def test_a_weight_that_is_no_parameter() -> None:
+    """Use a pruned table, whose weight is computed from a parameter of another name."""
+    table = EmbeddingVariable(2, initializer=1.0)
+    table(torch.arange(3))
+    prune.custom_from_mask(table, "weight", torch.ones(1024, 2))
+    expected = torch.ones(5, 2)
+    assert table.eval()(torch.arange(5)).equal(expected) and table.stats()["keys"] == 3
+    assert table.train()(torch.arange(5)).equal(expected) and table.export().values.equal(expected)
+
+
 def test_copies_casts_and_moves() -> None:
     option = EmbeddingVariableOption(filter_option=CounterFilter(2))
     table = EmbeddingVariable(2, capacity=2, ev_option=option)
@@ -83,7 +94,7 @@ def test_copies_casts_and_moves() -> None:
         assert (copied.total_count(), table.total_count()) == (100, 9)
     step(table.double(), optimizer, torch.arange(99).repeat(2))
     assert table.export().values.dtype == torch.float64
-    assert "_filtered" in dict(table.named_buffers())  # a buffer moves with the module
+    assert "admission.filtered" in dict(table.named_buffers())  # a buffer moves with the module
     assert "_filtered" not in table.state_dict()
 
 
@@ -147,7 +158,7 @@ def test_a_delta_after_more_keys_have_gone_than_there_are_rows_is_a_full_version
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Erase more keys than a table notes for the next delta."""
-    monkeypatch.setattr(saving, "_MOST_NOTED", 100)
+    monkeypatch.setattr(rows, "_MOST_NOTED", 100)
     table, other = EmbeddingVariable(2, capacity=64), EmbeddingVariable(2)
     table.insert([1, 2, 3], torch.ones(3, 2))
     table.save(tmp_path)
@@ -155,7 +166,7 @@ def test_a_delta_after_more_keys_have_gone_than_there_are_rows_is_a_full_version
         table.insert([key], torch.zeros(1, 2))
         table.erase([key])
     table.erase([2])
-    assert not table._erased and not table._written
+    assert not table._rows.erased and not table._rows.written
     table.save_delta(tmp_path)
     table.insert([4], torch.ones(1, 2))
     table.save_delta(tmp_path)

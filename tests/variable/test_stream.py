@@ -12,7 +12,7 @@ import torch
 
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import EmbeddingVariableOption, LFUEvict, LRUEvict
-from torchsparse_rec.variable.eviction import coldest
+from torchsparse_rec.variable.coldness import coldest
 from torchsparse_rec.variable.keys import packed
 
 # The bytes of a key beside its row: its share of a bucket of 9 keys, and the entry.

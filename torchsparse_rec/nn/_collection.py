@@ -210,7 +210,7 @@ class Collection(HasGradMode):
             stack.enter_context(as_stored())
             kinds = self._kinds(plan, weights, ids)  # before the tables are locked, as it may write them
             for table in sorted(self._growing.values(), key=lambda table: table.lock_number()):
-                stack.enter_context(table._guard.reading())
+                stack.enter_context(table._lock.reading())
             return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds)
 
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..variable.keys import insert_together
+from ..variable.arguments import check_range
+from ..variable.training_rows import rows_together
 from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
 
@@ -74,11 +75,11 @@ def rows_of_keys(
             continue
         pieces = [ids.indices[use.begin : use.end] for use in its]
         wanted = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        variable._check_range("lookup: input", wanted)
+        check_range("lookup: input", wanted, variable.key_dtype)
         if variable.key_dtype == torch.int32:
             wanted = wanted.int()
         if variable.training:
-            with variable._guard.writing():
+            with variable.writing():
                 rows = variable.rows_of(wanted)
         else:
             weights[table] = variable.lookup(wanted)  # type: ignore[call-overload]
@@ -104,14 +105,8 @@ def _rows_together(ids: Tensor, tables: list[tuple[_Use, EmbeddingVariable]]) ->
     with ExitStack() as stack:
         for variable in sorted(variables, key=lambda variable: variable.lock_number()):
             stack.enter_context(variable.writing())
-        for variable, (begin, end) in zip(variables, parts, strict=True):
-            variable._begin_lookup(end - begin)
-        steps = [variable.global_step for variable in variables]
-        make_rooms = [variable._find_room for variable in variables]
-        rows, inserted = insert_together([variable.keys for variable in variables], ids, parts, steps, make_rooms)
-        for variable, (begin, end) in zip(variables, parts, strict=True):
-            variable._end_lookup(inserted[begin:end], ids[begin:end])
-    return rows
+        begun = [variable._begin_lookup(end - begin) for variable, (begin, end) in zip(variables, parts, strict=True)]
+        return rows_together(begun, ids, parts)
 
 
 def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> Ids:

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .. import ops
 from .._reduction import SUM
 from ..tables.table import is_growing_stale, table_of
-from ..variable.cold import ColdRows, cold_rows_of
-from ..variable.contents import Contents
-from ..variable.contents import Export as Export
-from ..variable.eviction import Eviction
-from ..variable.filters import admission_of
-from ..variable.growth import Growth
-from ..variable.guard import Guard
-from ..variable.initial import InitialRows
-from ..variable.keys import KeyRows
-from ..variable.memory import new_zeros
-from ..variable.options import EmbeddingVariableOption
-from ..variable.parts import Part
-from ..variable.restoring import Restoring
-from ..variable.saving import Saving
+from ..variable.arguments import check_trainable
+from ..variable.records import Export as Export
+from ..variable.saving import checked, restore, save
 from ..variable.training_rows import TrainingRows
+from ._keyed_table import KeyedTable
 from ._lookup import check_ids, look_up
 from ._plan import Ids
 from ._read import TableSet, read
 from .auto import AutoChoice
-from .grad_mode import GradModeMixin, forward_untraced
+from .grad_mode import forward_untraced
 
 __all__ = ["EmbeddingVariable", "Export"]
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-
-class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradModeMixin):
+class EmbeddingVariable(KeyedTable):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -89,71 +75,9 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         (3, tensor([9000000000,         -4,          7]))
     """
 
-    keys: KeyRows
-    _filtered: Tensor
     _sparse = True
     max_norm = None
-
-    def __init__(
-        self,
-        embedding_dim: int,
-        *,
-        name: str | None = None,
-        key_dtype: torch.dtype = torch.int64,
-        initializer: Any = None,
-        ev_option: EmbeddingVariableOption | None = None,
-        target_gpu: int = -1,
-        capacity: int = 1024,
-        seed: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-        grad_mode: str | None = None,
-    ) -> None:
-        super().__init__()
-        self.name = name or "embedding_variable"
-        option = EmbeddingVariableOption() if ev_option is None else ev_option
-        _check_arguments(
-            embedding_dim,
-            key_dtype,
-            option,
-            target_gpu,
-            capacity,
-            dtype,
-            self.name,
-            seed,
-            device or torch.empty(0).device,
-        )
-        if target_gpu >= 0:
-            device = f"cuda:{target_gpu}"
-        tiers = option.storage_option.storage_type.tiers()
-        if device is None and tiers[0] == "HBM":
-            device = "cuda"
-        self.embedding_dim, self.key_dtype, self.target_gpu = embedding_dim, key_dtype, target_gpu
-        self.ev_option = option
-        self.admission = admission_of(self.name, option.filter_option, device)
-        if option.capacity is not None:
-            capacity = min(capacity, option.capacity + int(self.admission is not None))
-        # Where there is a filter, keys that are not admitted share row 0.
-        self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
-        seed = zlib.crc32(self.name.encode()) if seed is None else seed
-        self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
-        self.register_parameter("weight", Parameter(new_zeros((capacity, embedding_dim), dtype, device)))
-        self.global_step = 0
-        self._guard = Guard()
-        self._eviction = Eviction(self)
-        self.cold: ColdRows | None = cold_rows_of(self)
-        if self.cold is not None and self.cold.most_rows() < capacity:
-            self._take_capacity(self.cold.most_rows())
-            self.keys.clear(self.cold.most_rows(), self._stored_weight().device)
-        self._looked_up, self._found_cold, self._evicted = 0, 0, 0
-        self._newcomers: list[tuple[Tensor, Tensor]] = []
-        self._newcomers_step = 0
-        self.register_buffer("_filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
-        self._init_saving()
-        self._init_grad_mode(grad_mode)
-        self._tend(self._stored_weight())
-        if option.ckpt is not None and option.ckpt.ckpt_to_load_from is not None:
-            self.restore(option.ckpt.ckpt_to_load_from)
+    scale_grad_by_freq = False
 
     # ---- Lookups -----------------------------------------------------------------------------------------------------
 
@@ -169,10 +93,10 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
             return _nested_like(input, self(input.values()))
         ids = self._as_keys(input)
         if self.training:
-            with self._guard.writing():
+            with self._lock.writing():
                 rows = self.rows_of(ids)
             kind = self._gradient_kind(self._stored_weight(), len(ids))  # which may write the table
-            with self._guard.reading():
+            with self._lock.reading():
                 values = self._values(rows, kind)
         elif torch.is_grad_enabled() and self._stored_weight().requires_grad:
             values = self._values_of_present(ids)
@@ -201,10 +125,10 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         if input.is_nested:
             return _nested_like(input, self.lookup(input.values()))
         ids = self._as_keys(input)
-        if self._newcomers and not self._waits_for_a_step():
-            with self._guard.writing():
-                self._let_in()
-        with self._guard.reading():
+        if self._training.newcomers and not self._training.waits_for_a_step():
+            with self._settled():
+                pass
+        with self._lock.reading():
             weight = self._stored_weight()
             if self.cold is None and not table_of(weight).is_stale():
                 values = self._rows_of_storage(ids)
@@ -225,7 +149,8 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         """
         check_ids("EmbeddingVariable.prefetch", input)
         if self.cold is not None:
-            self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
+            with self._lock.writing():
+                self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
 
     def _rows_of_storage(self, ids: Tensor) -> Tensor:
         """Return the values of keys, where no row is stale or in another tier."""
@@ -270,15 +195,13 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
 
     def _values_of_present(self, ids: Tensor) -> Tensor:
         """Look up without inserting, with a gradient to rows of the first tier; other rows stay where they are."""
-        with self._guard.writing():
+        with self._lock.writing():
             rows = self.keys.find(ids)
             where = (rows >= 0).nonzero().flatten()
-            self._note_written(ids[where])  # the optimizer may move these rows, but their versions do not change
+            self._rows.note_written(ids[where])  # the optimizer may move these rows, but their versions do not change
             absent = self._absent(ids, rows)
             kind = self._gradient_kind(self._stored_weight(), len(where))
             return absent.index_copy(0, where, self._values(rows[where], kind))
-
-    scale_grad_by_freq = False
 
     def _as_keys(self, input: Tensor) -> Tensor:
         if self.key_dtype == torch.int32 and input.dtype != torch.int32:
@@ -289,7 +212,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         """Return the values of a key that is not admitted; None without a filter."""
         if self.admission is None:
             return None
-        return weight.new_full((self.embedding_dim,), self._default())
+        return weight.new_full((self.embedding_dim,), self._training.default)
 
     def _absent(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the values of keys without a row in the first tier; other positions have undefined values."""
@@ -305,34 +228,152 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         """The choice that ``grad_mode="auto"`` has made."""
         return self._auto
 
-    # ---- Calls from an optimizer: see Growing in optim/_tables.py ----------------------------------------------------
+    # ---- Rows in training, for collections too -----------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the table's lock for writing: no other thread reads or writes rows inside."""
-        with self._guard.writing():
-            yield
+    @torch.no_grad()
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """
+        Return the rows of ``weight`` that keys have in this training step, ``[N]`` int64; insert new keys.
 
-    def lock_number(self) -> int:
-        """Return the number of the table's lock; a thread takes several locks in ascending order."""
-        return self._guard.number
+        No other thread may read or write the table meanwhile.
+        """
+        return self._begin_lookup(len(ids)).rows_of(ids)
 
-    def steps(self) -> None:
-        """Prepare for a step of the optimizer: initialise the rows of keys that a filter has just admitted."""
-        if self._newcomers:
-            with self._guard.writing():
-                self._let_in()
+    def takes_all(self) -> bool:
+        """Say whether a lookup inserts every int64 key that has no row, without a filter or other tiers to ask."""
+        return self.training and self._training.takes_all()
 
-    def stepped(self) -> None:
-        """Count a step that the optimizer has ended."""
-        self.global_step += 1
+    def _begin_lookup(self, count: int) -> TrainingRows:
+        """Prepare a training lookup of ``count`` ids, and return what finds their rows."""
+        check_trainable(self, self.name)
+        self._store.tend(self)
+        self._training.begin(count)
+        return self._training
 
-    def history_ends(self) -> None:
-        """Flush the rows of other tiers, before the optimizer forgets its history."""
-        if self.cold is not None:
-            self.cold.flush()
+    # ---- Checkpoints in folders --------------------------------------------------------------------------------------
 
-    # ---- Copies ------------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def save(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
+    ) -> int:
+        """
+        Write a full checkpoint: all rows of all tiers, optimizer states, filters.
+
+        One rename at the end makes it the next numbered version under ``path``: whenever the process is killed, and
+        whatever fails, earlier versions stay whole. Evict options are applied first.
+
+        Args:
+            path: a folder for this variable alone.
+            keep: how many of the last restorable versions stay. Default: all.
+            on_phase: is called with the name of each phase.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ImportError: safetensors is missing (the extra ``checkpoint``).
+            OSError: the disk is full or fails; the error names the file.
+
+        Source: DeepRec's full checkpoints. The files are safetensors.
+
+        Example:
+            >>> import tempfile
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> folder = tempfile.mkdtemp()
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.save(folder)
+            1
+            >>> table.insert([8, 9], [[5.0, 6.0], [7.0, 8.0]])
+            >>> table.save_delta(folder)
+            2
+            >>> other = EmbeddingVariable(2)
+            >>> other.restore(folder)
+            >>> other.export().values
+            tensor([[1., 2.],
+                    [5., 6.],
+                    [7., 8.]])
+        """
+        with self._settled():
+            return save(self._rows, "full", path, keep, on_phase)
+
+    @torch.no_grad()
+    def save_delta(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
+    ) -> int:
+        """
+        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
+
+        If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
+        changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
+        a full version may be written.
+
+        Args:
+            path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
+            keep: as of :meth:`save`.
+            on_phase: as of :meth:`save`.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ValueError: the last checkpoint is in another folder, there is none, or a state_dict has been loaded since.
+            OSError: the disk is full or fails; the error names the file.
+
+        Source: DeepRec's incremental checkpoints.
+
+        Example:
+            See :meth:`save`.
+        """
+        saved = self._rows.saved
+        if saved is None or saved[1] != os.path.abspath(path):
+            last = "there is none" if saved is None else f"the last one is in {saved[1]}"
+            raise ValueError(
+                f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
+            )
+        with self._settled():
+            return save(self._rows, "delta", path, keep, on_phase)
+
+    @torch.no_grad()
+    def restore(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        version: int | None = None,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> None:
+        """
+        Restore the variable from a checkpoint, which may come from other tiers, another capacity or device.
+
+        The states of the optimizer that holds ``weight`` are restored too. So make the optimizer before; if it has
+        other parameters too, also load its state_dict before.
+
+        Args:
+            path: a folder of :meth:`save`; or several, of the shards of one table.
+            version: the checkpoint's number. Default: the newest.
+            shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
+            num_shards: default 1: all keys are restored.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            OSError: a file cannot be read. If it disappears while rows are written, the rows read until then stay.
+            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype; or it is damaged, or not
+                what a variable writes, and the error names the file. The variable is unchanged then: everything is
+                read and checked first.
+
+        Example:
+            See :meth:`save`.
+        """
+        if not 0 <= shard < num_shards:
+            raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
+        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        if not paths:
+            raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
+        chains = checked(self._rows, paths, version)
+        with self._lock.writing():
+            self._training.forget()
+            restore(self._rows, chains, shard, num_shards)
 
     def _apply(self, fn: Any, recurse: bool = True):
         self._flush()
@@ -345,64 +386,13 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         Raises:
             TypeError: if rows are on disk.
         """
-        if self.cold is not None and self.cold.has_files():
-            raise TypeError(
-                f"EmbeddingVariable {self.name!r}: a table with rows on disk cannot be copied or pickled: use save()"
-            )
         self._flush()
-        state = dict(super().__getstate__())
-        state["cold"] = None if self.cold is None else self.cold.tensors()
-        state["_eviction"] = self._eviction.seen
-        return state
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the result of :meth:`__getstate__`."""
         super().__setstate__(state)
-        seen, self._eviction = self.__dict__.get("_eviction", 0), Eviction(self)
-        self._eviction.seen = seen
-        cold, self.cold = self.cold, cold_rows_of(self)
-        if self.cold is not None and cold:
-            self.cold.put(Part.of_tensors(cold, self._stored_weight().device))  # type: ignore[arg-type]
-
-    def extra_repr(self) -> str:
-        """Return the arguments that ``repr`` shows."""
-        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
-        return f"{self.embedding_dim}, name={self.name!r}{mode}"
-
-
-def _check_arguments(
-    embedding_dim: int,
-    key_dtype: torch.dtype,
-    option: Any,
-    target_gpu: int,
-    capacity: int,
-    dtype: torch.dtype,
-    name: Any,
-    seed: Any,
-    device: torch.device | str | None,
-) -> None:
-    owner = "EmbeddingVariable"
-    for argument, value, least in (
-        ("embedding_dim", embedding_dim, 1),
-        ("capacity", capacity, 2),
-        ("target_gpu", target_gpu, -1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{owner}: {argument} must be an integer of at least {least}, got {value!r}")
-    if capacity >= 2**31:
-        raise ValueError(f"{owner}: capacity must be below 2**31, got {capacity}")
-    if key_dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{owner}: key_dtype must be torch.int32 or torch.int64, got {key_dtype}")
-    if dtype not in _FLOATS:
-        raise ValueError(f"{owner}: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
-    if not isinstance(name, str):
-        raise TypeError(f"{owner}: name must be a string, got {type(name).__name__}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
-        raise ValueError(f"{owner}: seed must be an integer of 64 bits, got {seed!r}")
-    if torch.empty(0, device=device).device.type == "meta":
-        raise ValueError(f"{owner}: device must have memory: keys are looked up in it, got {device!r}")
-    if not isinstance(option, EmbeddingVariableOption):
-        raise TypeError(f"{owner}: ev_option must be an EmbeddingVariableOption, got {type(option).__name__}")
+        self._store.follow(self._stored_weight)
 
 
 def _nested_like(input: Tensor, rows: Tensor) -> Tensor:

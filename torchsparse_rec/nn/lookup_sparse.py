@@ -14,7 +14,7 @@ from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
-from ..variable.guard import reading
+from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
 from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
@@ -146,7 +146,7 @@ class _Lookup:
         if growing:
             plan, weights, ids = rows_of_keys(plan, weights, growing, ids, self.lengths)
         kinds = [self._kind(owner, weight) for owner, weight in zip(self.owners, weights, strict=True)]
-        with reading(variable._guard for variable in growing.values()):
+        with reading(variable._lock for variable in growing.values()):
             return self._look_up(plan.of_sizes(weights), weights, ids, kinds)
 
     def _look_up(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> list[Tensor]:

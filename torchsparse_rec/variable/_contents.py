@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import ops
 from ._manifest import CheckpointError
 
-__all__ = ["ContentChecks", "check_metadata", "seen_of"]
+__all__ = ["ContentChecks", "check_metadata"]
 
 # The largest frequency; steps and versions are below it.
 _MOST = 2**31 - 1
@@ -50,11 +50,6 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
         raise CheckpointError(path, f"states must be a list of names, got {states!r}")
     if not isinstance(metadata.get("optimizer"), (str, type(None))):
         raise CheckpointError(path, f"optimizer must be a name or null, got {metadata['optimizer']!r}")
-
-
-def seen_of(state: Mapping[str, Any]) -> int:
-    """Return the step of the last lookup from a saved state; older formats only say which step came next."""
-    return state.get("seen", max(state["global_step"] - 1, 0))
 
 
 class ContentChecks:

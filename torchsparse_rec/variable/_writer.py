@@ -9,23 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from . import _shards
 from ._lock import release_lock, take_lock
-from ._manifest import (
-    Manifest,
-    Shard,
-    VersionInfo,
-    encode,
-    shard_file,
-)
+from ._manifest import Manifest, Shard, VersionInfo, encode, shard_file
 from ._shards import MANIFEST, PARTIAL_MANIFEST
-
-if TYPE_CHECKING:
-    from .checkpoint import CheckpointStore
+from ._versions import Versions
 
 __all__ = ["Writer"]
 
@@ -35,7 +27,8 @@ class Writer:
     A version that is being written: see :func:`CheckpointStore.writer`.
 
     Args:
-        store: to which the version will belong.
+        versions: those to which the new one will belong.
+        keep: see :class:`CheckpointStore`.
         kind: ``"full"`` or ``"delta"``.
         metadata: of the version, equal to what JSON reads back.
         base: the version that a delta is on top of; None: the newest.
@@ -51,13 +44,15 @@ class Writer:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        versions: Versions,
+        keep: int | None,
         kind: str,
         metadata: dict[str, Any],
         base: int | None,
         on_phase: Callable[[str], None] | None,
     ):
-        self._store, self._kind, self._metadata, self._base = store, kind, metadata, base
+        self._versions, self._keep = versions, keep
+        self._kind, self._metadata, self._base = kind, metadata, base
         self._on_phase = on_phase or (lambda phase: None)
         self._base_crc32c: str | None = None
         self._shards: list[Shard] = []
@@ -71,16 +66,16 @@ class Writer:
     def __enter__(self) -> Writer:
         if self._state != "new":
             raise RuntimeError(f"Writer: must be entered once, but is {self._state}")
-        path = self._store.path
+        path = self._versions.path
         _shards.make_folder(path)
         # The lock's file is never removed: otherwise two writers could hold locks on two files of the same name.
         self._lock = take_lock(path / ".lock", _busy)
         try:
             self._on_phase("sweep")
-            self._store._sweep()
+            self._versions.sweep()
             if self._kind == "delta":
                 self._find_base()
-            self.number = max(self._store._numbers(committed=False), default=0) + 1
+            self.number = max(self._versions.numbers(committed=False), default=0) + 1
             self._folder = path / f".{self.number:06d}.partial"
             os.mkdir(self._folder)
         except BaseException:
@@ -90,14 +85,14 @@ class Writer:
         return self
 
     def _find_base(self) -> None:
-        numbers = self._store._numbers()
+        numbers = self._versions.numbers()
         if self._base is None and numbers:
             self._base = numbers[-1]
         if self._base not in numbers:
             wanted = f"must be one of {numbers}" if numbers else "needs a full version to be on top of"
-            raise ValueError(f"CheckpointStore.writer: base {wanted} in {self._store.path}, got {self._base}")
-        self._store._chain(self._base)
-        self._base_crc32c = self._store._manifest(self._base)[1]
+            raise ValueError(f"CheckpointStore.writer: base {wanted} in {self._versions.path}, got {self._base}")
+        self._versions.chain(self._base)
+        self._base_crc32c = self._versions.manifest(self._base)[1]
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """
@@ -145,20 +140,20 @@ class Writer:
             with self._explained():
                 _shards.write_file(self._folder / PARTIAL_MANIFEST, encode(manifest)[0])
                 _shards.sync_folder(self._folder)
-                folder = self._store._folder(self.number)
+                folder = self._versions.folder(self.number)
                 os.rename(self._folder, folder)
                 self._folder = folder
-                _shards.sync_folder(self._store.path)
+                _shards.sync_folder(self._versions.path)
             self._on_phase("rename manifest")
             with self._explained():
                 os.replace(folder / PARTIAL_MANIFEST, folder / MANIFEST)
                 _shards.sync_folder(folder)
             self._state = "committed"
         self._on_phase("committed")
-        if self._store.keep is not None:
+        if self._keep is not None:
             self._on_phase("prune")
             try:
-                self._store._prune()
+                self._versions.prune(self._keep)
             except OSError as error:
                 warnings.warn(
                     f"version {self.number} is saved, but an older one could not be removed: {error}",

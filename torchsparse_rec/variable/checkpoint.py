@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,12 @@ from typing import Any
 from torch import Tensor
 
 from . import _shards
-from ._manifest import (
-    KINDS,
-    CheckpointError,
-    Manifest,
-    VersionInfo,
-    decode,
-)
+from ._manifest import KINDS, CheckpointError, Manifest, VersionInfo
 from ._shards import MANIFEST
+from ._versions import Versions
 from ._writer import Writer
 
 __all__ = ["Chain", "CheckpointError", "CheckpointStore", "VersionInfo", "Writer"]
-
-_PARTIAL = re.compile(r"\.\d{6,}\.partial")
 
 
 class CheckpointStore:
@@ -75,6 +67,7 @@ class CheckpointStore:
         if not os.fspath(path):
             raise ValueError("CheckpointStore: path must name a folder, got an empty name")
         self.path, self.keep = Path(path), keep
+        self._versions = Versions(self.path)
 
     def __repr__(self) -> str:
         return f"CheckpointStore({str(self.path)!r}, keep={self.keep})"
@@ -91,22 +84,7 @@ class CheckpointStore:
         Raises:
             OSError: if a manifest cannot be read.
         """
-        found: dict[int, tuple[VersionInfo, str]] = {}
-        for number in self._numbers():
-            info, crc = VersionInfo(number), ""
-            try:
-                manifest, crc = self._manifest(number)
-                info = manifest.info()
-                self._check_sizes(manifest)
-                if manifest.base is not None:
-                    self._check_base(manifest, *found.get(manifest.base, (None, "")))
-            except CheckpointError as error:
-                # If its manifest is gone, the version was removed in the meantime.
-                if not os.path.lexists(self._folder(number) / MANIFEST):
-                    continue
-                info = VersionInfo(number, info.kind, info.base, info.metadata, info.shards, info.nbytes, str(error))
-            found[number] = info, crc
-        return [info for info, _ in found.values()]
+        return self._versions.infos()
 
     def latest(self) -> VersionInfo | None:
         """
@@ -117,7 +95,7 @@ class CheckpointStore:
         """
         versions = self.versions()
         if versions and versions[-1].problem is not None:
-            return self._chain(versions[-1].number)[-1].info()
+            return self._versions.chain(versions[-1].number)[-1].info()
         return versions[-1] if versions else None
 
     def open(self, version: int | None = None) -> Chain:
@@ -137,13 +115,13 @@ class CheckpointStore:
             ImportError: without safetensors.
         """
         _shards.safetensors("CheckpointStore.open")
-        numbers = self._numbers()
+        numbers = self._versions.numbers()
         if not numbers:
             raise FileNotFoundError(errno.ENOENT, "there is no complete checkpoint", str(self.path))
         number = numbers[-1] if version is None else version
         if number not in numbers:
             raise ValueError(f"CheckpointStore.open: version must be one of {numbers} of {self.path}, got {version!r}")
-        return Chain(self, self._chain(number))
+        return Chain(self._versions, self._versions.chain(number))
 
     def writer(
         self,
@@ -184,81 +162,7 @@ class CheckpointStore:
             raise ValueError(f"CheckpointStore.writer: metadata must be what JSON can hold: {error}") from None
         if stored != given:
             raise ValueError(f"CheckpointStore.writer: metadata must be as JSON gives it back, {stored}, got {given}")
-        return Writer(self, kind, stored, base, on_phase)
-
-    # ---- What is there ----------------------------------------------------------------------------------------------
-
-    def _folder(self, number: int) -> Path:
-        return self.path / f"{number:06d}"
-
-    def _numbers(self, committed: bool = True) -> list[int]:
-        """Return the numbers of all versions, ascending; if not ``committed``, of all folders named so."""
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
-            return []
-        numbers = sorted(int(n) for n in names if n.isascii() and n.isdecimal() and n == f"{int(n):06d}" and int(n))
-        return [n for n in numbers if not committed or os.path.lexists(self._folder(n) / MANIFEST)]
-
-    def _manifest(self, number: int) -> tuple[Manifest, str]:
-        path = self._folder(number) / MANIFEST
-        return decode(_shards.read_file(path), path, number)
-
-    def _check_sizes(self, manifest: Manifest) -> None:
-        for shard in manifest.shards:
-            _shards.check_file(self._folder(manifest.number) / shard.file, shard.nbytes)
-
-    def _check_base(self, manifest: Manifest, base: VersionInfo | None, crc: str) -> None:
-        """Raise ``CheckpointError`` unless a delta's base exists, can be restored, and has the right checksum."""
-        assert manifest.base is not None
-        path = self._folder(manifest.base) / MANIFEST
-        if base is None:
-            raise CheckpointError(path, f"the file is missing: version {manifest.number} is on top of it")
-        if base.problem is not None:
-            raise CheckpointError(path.parent, f"version {manifest.number} is on top of it: {base.problem}")
-        if crc != manifest.base_crc32c:
-            raise CheckpointError(path, f"is not the one on top of which version {manifest.number} was written")
-
-    def _chain(self, number: int) -> list[Manifest]:
-        """Return the manifests of a version and of those that it is on top of, the full version first."""
-        manifest, _ = self._manifest(number)
-        chain = [manifest]
-        while manifest.base is not None:
-            base, crc = self._manifest(manifest.base)
-            self._check_base(manifest, base.info(), crc)
-            chain.append(base)
-            manifest = base
-        for manifest in chain:
-            self._check_sizes(manifest)
-        return chain[::-1]
-
-    # ---- What a writer does before and after ------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        """Remove what killed writers have left. The caller must hold the lock."""
-        for name in os.listdir(self.path):
-            if _PARTIAL.fullmatch(name) and not (self.path / name).is_symlink():
-                _shards.remove_version(self.path / name)
-        for number in set(self._numbers(committed=False)).difference(self._numbers()):
-            folder = self._folder(number)
-            # A folder that no writer made may have a number for its name.
-            if folder.is_dir() and not folder.is_symlink() and _shards.is_ours(folder):
-                _shards.remove_version(folder)
-
-    def _prune(self) -> None:
-        """Remove the versions that are older than those to keep and that none of these is on top of."""
-        versions = {info.number: info for info in self.versions()}
-        kept = [number for number, info in versions.items() if info.problem is None][-(self.keep or 0) :]
-        needed = set(kept)
-        # A base has a smaller number than its delta, so it is added before the loop comes to it.
-        for number in sorted(versions, reverse=True):
-            base = versions[number].base
-            if number in needed and base is not None:
-                needed.add(base)
-        # Deltas are removed before their bases: a crash in between leaves no delta without its base.
-        for number in sorted(versions, reverse=True):
-            if kept and number < kept[0] and number not in needed:
-                _shards.remove_version(self._folder(number))
+        return Writer(self._versions, self.keep, kind, stored, base, on_phase)
 
 
 class Chain:
@@ -270,12 +174,14 @@ class Chain:
     damaged: read into something that can be thrown away, or call :func:`Chain.verify` first.
 
     Args:
-        store: to which the versions belong.
+        all_versions: those of the folder.
         manifests: of the full version and of the deltas on top of it.
     """
 
-    def __init__(self, store: CheckpointStore, manifests: list[Manifest]):
-        self._store, self._manifests = store, manifests
+    def __init__(self, all_versions: Versions, manifests: list[Manifest]):
+        self._folder, self._manifests = all_versions.folder, manifests
+        #: The checkpoint's folder.
+        self.path = all_versions.path
         #: The full version and the deltas on top of it, in order.
         self.versions = [manifest.info() for manifest in manifests]
 
@@ -303,14 +209,14 @@ class Chain:
     def read(self) -> Iterator[tuple[Path, str, dict[str, Tensor]]]:
         """Yield each shard's file, name and tensors, in the order of iteration."""
         for manifest in self._manifests:
-            folder = self._store._folder(manifest.number)
+            folder = self._folder(manifest.number)
             for shard in manifest.shards:
                 yield folder / shard.file, shard.name, _shards.read_shard(folder, shard)
 
     @property
     def manifest_path(self) -> Path:
         """The path of the manifest of the version that was asked for."""
-        return self._store._folder(self.version.number) / MANIFEST
+        return self._folder(self.version.number) / MANIFEST
 
     def verify(self) -> None:
         """
@@ -322,4 +228,4 @@ class Chain:
         """
         for manifest in self._manifests:
             for shard in manifest.shards:
-                _shards.read_bytes(self._store._folder(manifest.number), shard)
+                _shards.read_bytes(self._folder(manifest.number), shard)

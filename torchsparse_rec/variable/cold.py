@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +20,15 @@ from torch import Tensor
 from .. import ops
 from ..tables.clock import ALL_ROWS
 from ._fork import tell_of_forks
-from .eviction import coldest
-from .keys import packed, unpacked
-from .optimizer_rows import BEFORE_HISTORY, OptimizerRows, flush_rows
-from .options import CacheStrategy
-from .parts import Part, select
-from .records import Field, Layout, Records
+from .coldness import coldest
+from .keys import unpacked
+from .optimizer_rows import BEFORE_HISTORY, flush_rows
+from .options import CacheStrategy, StorageOption
+from .records import Field, Layout, Part, Records
+from .store import RowStore
 from .tiers import DramTier, SsdTier, Tier
 
-if TYPE_CHECKING:
-    from ..nn.embedding_variable import EmbeddingVariable
-
-__all__ = ["STATE_DICT_BYTES", "ColdRows", "cold_rows_of"]
+__all__ = ["ColdRows"]
 
 # The most bytes of rows outside of the first tier that a state_dict holds.
 STATE_DICT_BYTES = 2**31
@@ -44,26 +40,19 @@ _SHARE = 32
 _LEAST_ROWS = 16
 
 
-def cold_rows_of(owner: EmbeddingVariable) -> ColdRows | None:
-    """Return the tiers below the first that a variable's options ask for; None where there is one tier."""
-    tiers = owner.ev_option.storage_option.storage_type.tiers()
-    return ColdRows(owner, tiers[1:]) if len(tiers) > 1 else None
-
-
 class ColdRows:
     """
     The rows of one variable that are outside of the first tier.
 
     Args:
-        owner: the variable.
-        names: of the tiers, ``"DRAM"`` or ``"SSD"``, the faster one first.
+        store: the first tier.
+        option: of the variable, with two tiers or more.
     """
 
-    def __init__(self, owner: EmbeddingVariable, names: list[str]) -> None:
-        self._owner = weakref.ref(owner)
-        self._option = owner.ev_option.storage_option
-        self._names = names
-        self._layout = Layout(owner._stored_weight().dtype, owner.embedding_dim, ())
+    def __init__(self, store: RowStore, option: StorageOption) -> None:
+        self._store, self._option = store, option
+        self._names = names = option.storage_type.tiers()[1:]
+        self._layout = Layout(store.weight.dtype, store.weight.shape[1], ())
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
@@ -77,35 +66,47 @@ class ColdRows:
         """Forget what is read ahead, in a forked process, which lacks the thread that reads."""
         self._reader, self._read_ahead = None, None
 
-    @property
-    def owner(self) -> EmbeddingVariable:
-        """The variable."""
-        owner = self._owner()
-        assert owner is not None
-        return owner
+    def __getstate__(self) -> dict[str, Any]:
+        """
+        Return the state for copies and pickles.
+
+        Raises:
+            TypeError: rows are on disk.
+        """
+        if "SSD" in self._names:
+            raise TypeError(
+                f"EmbeddingVariable {self._store.name!r}: a table with rows on disk cannot be copied or pickled: use "
+                "save()"
+            )
+        return {"store": self._store, "option": self._option, "rows": self.tensors()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over the result of :meth:`__getstate__`."""
+        self.__init__(state["store"], state["option"])  # type: ignore[misc]
+        if state["rows"]:
+            self.put(Part.of_tensors(state["rows"], self._store.weight.device))
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
     def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> Layout:
         """Return the layout with the optimizer's states; if it has none, with those given or of the records."""
-        columns = OptimizerRows(self.owner._stored_weight()).columns()
+        columns = self._store.states.columns()
         fields = {name: Field(name, x.dtype, tuple(x.shape[1:]), initial) for name, x, initial in columns}
         if not fields:
             given = {name: Field(name, x.dtype, tuple(x.shape[1:]), 0.0) for name, x in (states or {}).items()}
             fields = {field.name: field for field in self._layout.states} | given
         return self._layout._replace(
-            dtype=self.owner._stored_weight().dtype, states=tuple(fields[name] for name in sorted(fields))
+            dtype=self._store.weight.dtype, states=tuple(fields[name] for name in sorted(fields))
         )
 
     def _caught_up(self, records: Records) -> Part:
         """Return the rows of records brought up to date with the steps that they have missed."""
         part, steps = records
-        weight = self.owner._stored_weight()
-        rows = OptimizerRows(weight).table.rows
+        rows = self._store.states.table.rows
         clock = None if rows is None else rows.clock
         if clock is None or clock.history is None or clock.kind is None or not len(part.keys):
             return part
-        device = weight.device
+        device = self._store.weight.device
         states = {name: x.to(device) for name, x in part.states.items()}
         values = part.values.to(device)
         flush_rows(clock, values, states, (steps - clock.base).clamp_min(0).int().to(device))
@@ -116,10 +117,10 @@ class ColdRows:
     def _new_tier(self, name: str) -> Tier:
         self._made += 1
         if name == "DRAM":
-            return DramTier(self._layout.record_bytes(), pin_memory=self.owner._stored_weight().is_cuda)
+            return DramTier(self._layout.record_bytes(), pin_memory=self._store.weight.is_cuda)
         assert self._option.storage_path is not None
         # A name may have slashes; the folder must lie directly in storage_path.
-        name = re.sub("[/%\0]", lambda found: f"%{ord(found[0]):02X}", self.owner.name)
+        name = re.sub("[/%\0]", lambda found: f"%{ord(found[0]):02X}", self._store.name)
         folder = os.path.join(self._option.storage_path, f"{name}-{self._made}")
         return SsdTier(folder, self._layout.record_bytes())
 
@@ -186,13 +187,21 @@ class ColdRows:
         each = self._layout_now().row_bytes() + _KEY_BYTES
         return max(self._option.storage_size[0] // each, _LEAST_ROWS)
 
-    def promote(self, ids: Tensor) -> int:
-        """Promote the rows of a training step's ids to the first tier; return how many of the ids had a record here."""
-        owner = self.owner
+    def promote(self, ids: Tensor, make_room: Callable[..., None]) -> int:
+        """
+        Promote the rows of a training step's ids to the first tier.
+
+        Args:
+            ids: ``[N]``.
+            make_room: makes room for some rows, while those given as ``protected`` stay.
+
+        Returns:
+            How many of the ids had a record here.
+        """
         self._see_layout()
         if len(self):
-            self._check_optimizer(OptimizerRows(owner._stored_weight()))
-        rows = owner.keys.find(ids)
+            self._check_optimizer()
+        rows = self._store.keys.find(ids)
         absent = ids[rows < 0]
         if not len(absent) or not len(self):
             self._forget_read_ahead()
@@ -204,8 +213,9 @@ class ColdRows:
             return 0
         part, steps = self._layout.unpack(here, records[found])
         # Rows of this step's other ids must not be demoted to make room for these.
-        make_room = partial(owner._find_room, protected=rows[rows >= 0])
-        self._write(part, steps, torch.full_like(here, owner.global_step), make_room)
+        make_room = partial(make_room, protected=rows[rows >= 0])
+        part = part._replace(versions=torch.full_like(here, self._store.step))
+        self._store.write(*part, steps, make_room=make_room)
         for tier in self._tiers:
             tier.erase(here)
         self._note_changed(here)
@@ -214,42 +224,28 @@ class ColdRows:
         self._hits[self._names[-1]] += int(counts[found & ~first].sum())
         return hits
 
-    def _write(self, part: Part, steps: Tensor, versions: Tensor, make_room: Callable[[int], None]) -> None:
-        """Write rows to the first tier, each up to date as of its optimizer step in ``steps``."""
-        owner = self.owner
-        weight = owner._stored_weight()
-        device = weight.device
-        # With this step as version, so that none of these rows is evicted to make room for the others.
-        rows, _ = owner.keys.insert(part.keys.to(device), version=owner.global_step, make_room=make_room)
-        owner.keys.entries[rows, 1] = packed(part.frequencies, versions).to(device)
-        owner._inserted_before = -1
-        weight.data.index_copy_(0, rows, part.values.to(device))
-        OptimizerRows(weight).put(rows, part.states, steps.to(device))
-
-    def _check_optimizer(self, optimizer: OptimizerRows) -> None:
-        rows = optimizer.table.rows
+    def _check_optimizer(self) -> None:
+        rows = self._store.states.table.rows
         if rows is not None and rows.clock.kind is not None and rows.clock.kind[2] == ALL_ROWS:
             raise RuntimeError(
-                f"EmbeddingVariable {self.owner.name!r}: rows in other tiers cannot follow an optimizer that updates "
+                f"EmbeddingVariable {self._store.name!r}: rows in other tiers cannot follow an optimizer that updates "
                 "all rows at every step: use lazy=True, or decoupled weight decay (AdamW)"
             )
 
     def demote(self, rows: Tensor, keys: Tensor) -> None:
         """Move rows of the first tier to the next one, as records."""
-        owner = self.owner
         self._see_layout()
-        optimizer = OptimizerRows(owner._stored_weight())
-        self._check_optimizer(optimizer)
+        self._check_optimizer()
         # Stale rows are not flushed: once promoted, they catch up at once with what they missed, as in the first tier.
-        values, states, steps = optimizer.stored(rows)
-        part = Part(keys, values, *unpacked(owner.keys.entries[rows, 1]), states)
+        values, states, steps = self._store.states.stored(rows)
+        part = Part(keys, values, *unpacked(self._store.keys.entries[rows, 1]), states)
         try:
             self._put(keys.cpu(), self._layout.pack(part, steps))
         except BaseException:
             for tier in self._tiers:
                 tier.erase(keys.cpu())  # the first tier still has them
             raise
-        owner.keys.erase(keys)
+        self._store.keys.erase(keys)
 
     def read(self, ids: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write the values of ids with a record here into ``values``, where ``rows``, of the first tier, is -1."""
@@ -267,15 +263,14 @@ class ColdRows:
 
     def prefetch(self, ids: Tensor) -> None:
         """Begin to read the records of the next step's ids in the background."""
-        with self.owner._guard.writing():
-            self._see_layout()
-            self._forget_read_ahead()
-            if self._reader is None:
-                self._reader = ThreadPoolExecutor(1, thread_name_prefix="EmbeddingVariable")
-            absent = ids[self.owner.keys.find(ids) < 0]
-            keys = ops.unique(absent.long().cpu()).values.sort().values
-            self._changed = []
-            self._read_ahead = keys, self._reader.submit(self._find, keys)
+        self._see_layout()
+        self._forget_read_ahead()
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, thread_name_prefix="EmbeddingVariable")
+        absent = ids[self._store.keys.find(ids) < 0]
+        keys = ops.unique(absent.long().cpu()).values.sort().values
+        self._changed = []
+        self._read_ahead = keys, self._reader.submit(self._find, keys)
 
     def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Do as :meth:`_find`, taking the records that have been read ahead if they have not changed since."""
@@ -307,7 +302,7 @@ class ColdRows:
     def parts(self) -> Iterator[Part]:
         """Yield all rows outside of the first tier, up to date."""
         self._see_layout()
-        device = self.owner._stored_weight().device
+        device = self._store.weight.device
         for tier in self._tiers:
             for keys, records in tier.items():
                 part = self._caught_up(self._layout.unpack(keys, records))
@@ -318,36 +313,20 @@ class ColdRows:
     def put(self, part: Part) -> None:
         """Write rows that are up to date."""
         self._see_layout(part.states)
-        steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).current_step())
+        steps = torch.full((len(part.keys),), self._store.states.current_step())
         self._put(part.keys.cpu(), self._layout.pack(part, steps))
 
-    def put_what_does_not_fit(self, part: Part) -> Part:
-        """Write the rows for which the first tier has no room, and return the others."""
-        keys = self.owner.keys
-        new = keys.find(part.keys) < 0
-        self.owner._grow_for(int(new.sum()))
-        fits = ~new | (new.cumsum(0) <= keys.room())
-        if not fits.all():
-            self.put(select(part, ~fits))
-        return select(part, fits)
-
-    def erase(self, keys: Tensor) -> int:
-        """Erase keys, and return how many had a record here."""
+    def erase(self, keys: Tensor) -> Tensor:
+        """Erase keys, and return those that had a record here."""
         keys = ops.unique(keys.long().cpu()).values
         if not len(self) or not len(keys):
-            return 0
+            return keys[:0]
         found = self._get(keys)[0]
         here = keys[found]
         for tier in self._tiers:
             tier.erase(here)
         self._note_changed(here)
-        self.owner._note_erased(here)
-        return len(here)
-
-    def evict(self, goes: Callable[[Part], Tensor]) -> int:
-        """Erase the keys for which ``goes(part)`` is true, and return how many they were."""
-        gone = [part.keys[goes(part)] for part in self.parts()]
-        return self.erase(torch.cat(gone)) if gone else 0
+        return here
 
     def entries(self) -> Tensor:
         """Return the entries of all rows, as in :class:`KeyRows`, on the host: ``[N, 2]`` int64."""
@@ -360,13 +339,27 @@ class ColdRows:
     def flush(self) -> None:
         """Flush all records, before what the steps so far did to idle rows is forgotten."""
         self._forget_read_ahead()
-        rows = OptimizerRows(self.owner._stored_weight()).table.rows
+        rows = self._store.states.table.rows
         if rows is None or rows.clock.history is None:
             return
         for tier in self._tiers:
             for keys, records in tier.items():
                 part = self._caught_up(self._layout.unpack(keys, records))
                 tier.put(keys, self._layout.pack(part, torch.full((len(keys),), BEFORE_HISTORY)))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """
+        Return :meth:`tensors` for a state_dict.
+
+        Raises:
+            RuntimeError: they are too many.
+        """
+        if self.nbytes() > STATE_DICT_BYTES:
+            raise RuntimeError(
+                f"EmbeddingVariable.state_dict: {self.nbytes():,} bytes of rows are outside of the first tier, more "
+                f"than the {STATE_DICT_BYTES:,} that a state_dict takes: use save()"
+            )
+        return self.tensors()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all rows as tensors on the host, by the names of :meth:`Part.tensors`."""
@@ -387,10 +380,6 @@ class ColdRows:
     def __bool__(self) -> bool:
         return True
 
-    def has_files(self) -> bool:
-        """Say whether a tier is on disk."""
-        return "SSD" in self._names
-
     def nbytes(self) -> int:
         """Return how many bytes of memory and disk the tiers take."""
         return sum(tier.nbytes() for tier in self._tiers)
@@ -403,11 +392,3 @@ class ColdRows:
             numbers[f"rows_{name}"], numbers[f"bytes_{name}"] = len(tier), tier.nbytes()
             numbers[f"hit_rate_{name}"] = self._hits[name.upper()] / looked_up
         return numbers
-
-    def close(self) -> None:
-        """Close files and threads."""
-        self._forget_read_ahead()
-        if self._reader is not None:
-            self._reader.shutdown()
-        for tier in self._tiers:
-            tier.close()

@@ -22,8 +22,12 @@ class CounterAdmission(torch.nn.Module):
         device: of the counts.
     """
 
+    #: How many ids were looked up in training before they were admitted.
+    filtered: Tensor
+
     def __init__(self, name: str, option: CounterFilter, device: torch.device | str | None) -> None:
         super().__init__()
+        self.register_buffer("filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self.filter_freq = option.filter_freq
         self.candidates = KeyRows(name, 1024, device=device)
 
@@ -45,9 +49,9 @@ class CounterAdmission(torch.nn.Module):
         counts = torch.where(absent, counts, 0).int()
         return absent & (counts >= self.filter_freq), counts
 
-    def admitted(self, ids: Tensor, born: Tensor) -> None:
-        """Forget the keys that have got a row: those at positions where ``born`` is not negative."""
-        self.candidates.erase_soon(ids, born >= 0)
+    def admitted(self, ids: Tensor, inserted: Tensor) -> None:
+        """Forget the keys that have got a row: those at positions where ``inserted`` is not negative."""
+        self.candidates.erase_soon(ids, inserted >= 0)
 
     def counts_of(self, ids: Tensor) -> Tensor:
         """Return how often keys have occurred, ``[N]`` int64, without counting them."""
@@ -83,10 +87,12 @@ class SketchAdmission(torch.nn.Module):
         device: of the filter.
     """
 
+    filtered: Tensor
     sketch: Tensor
 
     def __init__(self, option: CBFFilter, device: torch.device | str | None) -> None:
         super().__init__()
+        self.register_buffer("filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self.filter_freq, self.num_hashes = option.filter_freq, option.num_hashes
         self.register_buffer("sketch", torch.zeros(option.counters, dtype=option.counter_type, device=device))
 
@@ -95,7 +101,7 @@ class SketchAdmission(torch.nn.Module):
         counts = ops.count_min_sketch_(self.sketch, ids, mask=absent, num_hashes=self.num_hashes)
         return absent & (counts >= self.filter_freq), counts
 
-    def admitted(self, ids: Tensor, born: Tensor) -> None:
+    def admitted(self, ids: Tensor, inserted: Tensor) -> None:
         """Do nothing: a Bloom filter cannot forget the keys that have got a row."""
 
     def counts_of(self, ids: Tensor) -> Tensor:

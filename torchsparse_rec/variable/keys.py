@@ -103,7 +103,7 @@ class KeyRows(torch.nn.Module):
         return int(self.counters[_USED])
 
     @property
-    def inserted(self) -> int:
+    def insertions(self) -> int:
         """How many keys have ever been inserted. On CUDA it waits for the device."""
         return int(self.counters[_INSERTED])
 
@@ -142,9 +142,9 @@ class KeyRows(torch.nn.Module):
         make_room: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """
-        Find the rows of keys, insert those that are missing, and return ``(rows, born)``.
+        Find the rows of keys, insert those that are missing, and return ``(rows, inserted)``.
 
-        See :func:`ops.table_find_or_insert_`: where a key was inserted, ``born`` has its row, elsewhere -1.
+        See :func:`ops.table_find_or_insert_`: where a key was inserted, ``inserted`` has its row, elsewhere -1.
 
         Args:
             ids: the keys.
@@ -160,9 +160,9 @@ class KeyRows(torch.nn.Module):
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
         self._prepare(ids, allowed, make_room, version)
-        rows, born = insert(ids, allowed, frequencies)
-        self._complete(ids, allowed, frequencies, insert, make_room, rows, born)
-        return rows, born
+        rows, inserted = insert(ids, allowed, frequencies)
+        self._complete(ids, allowed, frequencies, insert, make_room, rows, inserted)
+        return rows, inserted
 
     def _prepare(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> None:
         """Make room before an insertion, where doing so afterwards would be too late or too slow."""
@@ -182,7 +182,7 @@ class KeyRows(torch.nn.Module):
         insert: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
         make_room: Callable[[int], None],
         rows: Tensor,
-        born: Tensor,
+        inserted: Tensor,
     ) -> None:
         """Make room after an insertion for the keys that found none, and insert them; undo all if that raises."""
         if self.counters.is_cuda:
@@ -190,7 +190,7 @@ class KeyRows(torch.nn.Module):
         hashes = 0
         try:
             while failed := self.failed - self._failed_before:
-                self._take_back_late(ids, allowed, rows, born)
+                self._take_back_late(ids, allowed, rows, inserted)
                 where = (rows < 0).nonzero().flatten()
                 some = [None if x is None else x[where] for x in (allowed, frequencies)]
                 if self._listed_room() > 0:
@@ -203,22 +203,22 @@ class KeyRows(torch.nn.Module):
                     self._see_room_for(ids[where], some[0], make_room, -1)  # the others have this version already
                 self.counters[_FAILED] -= failed  # they will find room now
                 self._failed_before = self.failed
-                rows[where], born[where] = insert(ids[where], *some)
+                rows[where], inserted[where] = insert(ids[where], *some)
         except BaseException:
-            self.undo(ids, born)
+            self.undo(ids, inserted)
             raise
 
-    def undo(self, ids: Tensor, born: Tensor) -> None:
-        """Undo an insertion: erase the keys where ``born`` is not negative, as if they had never been inserted."""
-        gone = len(self.erase(ids, born >= 0))
+    def undo(self, ids: Tensor, inserted: Tensor) -> None:
+        """Undo an insertion: erase the keys where ``inserted`` is not negative, as if they had never been inserted."""
+        gone = len(self.erase(ids, inserted >= 0))
         self.counters[_INSERTED] -= gone
         self.counters[_ERASED] -= gone
         self._failed_before = self.failed
 
-    def _take_back_late(self, ids: Tensor, allowed: Tensor | None, rows: Tensor, born: Tensor) -> None:
+    def _take_back_late(self, ids: Tensor, allowed: Tensor | None, rows: Tensor, inserted: Tensor) -> None:
         """Undo the insertion of keys after the first without room, since rows are given in the order of keys."""
         failed = rows < 0 if allowed is None else (rows < 0) & allowed
-        late = (born >= 0) & (failed.cumsum(0) > 0)
+        late = (inserted >= 0) & (failed.cumsum(0) > 0)
         if not late.any():
             return
         theirs = ops.table_erase_(self.index, self.entries, ids, mask=late)[late]
@@ -228,7 +228,7 @@ class KeyRows(torch.nn.Module):
         self.counters[_USED] -= len(theirs) - reused
         self.counters[_INSERTED] -= len(theirs)
         rows[torch.isin(rows, theirs)] = -1
-        born[late] = -1
+        inserted[late] = -1
 
     def _insert(
         self, ids: Tensor, allowed: Tensor | None, frequencies: Tensor | None, version: int, count: bool
@@ -359,14 +359,14 @@ def insert_together(
         make_rooms: of each table.
 
     Returns:
-        ``(rows, born)``; at positions in no part, the ids themselves and -1.
+        ``(rows, inserted)``; at positions in no part, the ids themselves and -1.
 
     Raises:
         RuntimeError: as :meth:`KeyRows.insert`. No key is inserted in any table then.
     """
     for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
         keys._prepare(ids[begin:end], None, make_room, version)
-    rows, born = ops.tables_find_or_insert_(
+    rows, inserted = ops.tables_find_or_insert_(
         [keys.index for keys in tables],
         [keys.entries for keys in tables],
         [keys.counters for keys in tables],
@@ -380,9 +380,9 @@ def insert_together(
     try:
         for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
             insert = partial(keys._insert, version=version + 1, count=True)
-            keys._complete(ids[begin:end], None, None, insert, make_room, rows[begin:end], born[begin:end])
+            keys._complete(ids[begin:end], None, None, insert, make_room, rows[begin:end], inserted[begin:end])
     except BaseException:
         for keys, (begin, end) in zip(tables, parts, strict=True):
-            keys.undo(ids[begin:end], born[begin:end])
+            keys.undo(ids[begin:end], inserted[begin:end])
         raise
-    return rows, born
+    return rows, inserted

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -14,12 +16,13 @@ from ..ops.row_optimizer import row_optimizer_make_current_
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.clock import ITS_ROWS, Clock
 from ..tables.table import accumulator_dtype, note_change, table_of
-from .memory import new_zeros
 
-__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "flush_rows"]
+__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "flush_rows", "new_zeros"]
 
 # The step of rows that are up to date as of the step at which the optimizer's history begins.
 BEFORE_HISTORY = -1
+# The bytes of a cache line.
+_LINE = 64
 
 
 class Column(NamedTuple):
@@ -140,6 +143,9 @@ class OptimizerRows:
             states: by name; those that are not given get their initial value.
             steps: as of which step each row is up to date. Default: the last one.
         """
+        if not states and steps is None:
+            self.begin(rows)
+            return
         for name, values, initial in self.columns():
             if name in states:
                 values.index_copy_(0, rows, states[name].to(values.device, values.dtype))
@@ -244,3 +250,19 @@ def flush_rows(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_
         base=clock.base,
         rounding_seeds=[],
     )
+
+
+def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """
+    Return zeros; on the host, memory pages that the system allocates only when they are first written.
+
+    A table that has just doubled is half empty. numpy asks for huge pages, of which random reads need few. The first
+    row begins with a cache line, as in torch's own memory.
+    """
+    where = torch.get_default_device() if device is None else torch.device(device)
+    if where.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+    memory = np.zeros(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(tuple(shape))

@@ -1,4 +1,4 @@
-"""Rows as records of bytes, the form that they have outside of the first tier."""
+"""Rows with all that belongs to them: as tensors, and as records of bytes, their form outside of the first tier."""
 
 from __future__ import annotations
 
@@ -9,9 +9,58 @@ import torch
 from torch import Tensor
 
 from .keys import packed, unpacked
-from .parts import Part
 
-__all__ = ["Field", "Layout", "Records"]
+__all__ = ["Export", "Field", "Layout", "Part", "Records"]
+
+
+class Export(NamedTuple):
+    """The result of :meth:`EmbeddingVariable.export`, in the order of rows; its fields are in DeepRec's order."""
+
+    #: ``[K]``, the variable's key_dtype.
+    keys: Tensor
+    #: ``[K, D]``.
+    values: Tensor
+    #: The step of each key's last lookup in training, ``[K]`` int64; -1: none.
+    versions: Tensor
+    #: How often each key has been looked up in training, ``[K]`` int64.
+    frequencies: Tensor
+
+
+class Part(NamedTuple):
+    """Rows of a table, of any tier, with their keys, frequencies, versions and optimizer states."""
+
+    keys: Tensor
+    """``[N]`` int64."""
+    values: Tensor
+    """``[N, D]``."""
+    frequencies: Tensor
+    """``[N]`` int64."""
+    versions: Tensor
+    """``[N]`` int64."""
+    states: dict[str, Tensor]
+    """``[N, ...]`` each, by the names that the optimizer gives them."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by the names that they have in files."""
+        return {
+            "keys": self.keys,
+            "values": self.values,
+            "frequencies": self.frequencies,
+            "versions": self.versions,
+            **{f"states.{name}": values for name, values in self.states.items()},
+        }
+
+    @staticmethod
+    def of_tensors(tensors: dict[str, Tensor], device: torch.device) -> Part:
+        """Make a part, on a device, from the tensors of :meth:`tensors`."""
+        there = {name: x.to(device) for name, x in tensors.items()}
+        states = {name.removeprefix("states."): x for name, x in there.items() if name.startswith("states.")}
+        return Part(there["keys"], there["values"], there["frequencies"], there["versions"], states)
+
+    def select(self, which: Tensor) -> Part:
+        """Return some of the rows, by a mask or by positions."""
+        states = {name: values[which] for name, values in self.states.items()}
+        return Part(self.keys[which], self.values[which], self.frequencies[which], self.versions[which], states)
 
 
 class Field(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from variable.test_threads import run_all, thread_of
 
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.variable.guard import Guard, reading
+from torchsparse_rec.variable.read_write_lock import ReadWriteLock, reading
 
 # ---- The lock --------------------------------------------------------------------------------------------------------
 
@@ -43,56 +43,56 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-def _write(guard: Guard) -> None:
-    with guard.writing():
+def _write(lock: ReadWriteLock) -> None:
+    with lock.writing():
         pass
 
 
-def _read(guard: Guard) -> None:
-    with guard.reading():
+def _read(lock: ReadWriteLock) -> None:
+    with lock.reading():
         pass
 
 
-def _is_free(guard: Guard) -> bool:
-    return guard._readers == guard._waiting == guard._blocked == guard._depth == 0 and guard._writer is None
+def _is_free(lock: ReadWriteLock) -> bool:
+    return lock._readers == lock._waiting == lock._blocked == lock._depth == 0 and lock._writer is None
 
 
 def test_readers_read_together_and_a_writer_waits_for_all() -> None:
-    guard = Guard()
-    with guard.reading():
-        with _elsewhere(partial(_read, guard)) as read:
+    lock = ReadWriteLock()
+    with lock.reading():
+        with _elsewhere(partial(_read, lock)) as read:
             assert read.wait()
-        with _elsewhere(partial(_write, guard)) as wrote:
-            _until(lambda: guard._waiting == 1)
+        with _elsewhere(partial(_write, lock)) as wrote:
+            _until(lambda: lock._waiting == 1)
             assert not wrote.is_set()
             # The read lock must be left before the writer's thread is joined.
-            guard._reading.__exit__()
+            lock._reading.__exit__()
             assert wrote.wait()
-            guard._reading.__enter__()
-    assert _is_free(guard)
+            lock._reading.__enter__()
+    assert _is_free(lock)
 
 
 def _order_of_those_that_waited(held: str, readers: int) -> list[str]:
     """Let a writer and then readers wait for a lock that is held, and return the order in which they enter."""
-    guard = Guard()
+    lock = ReadWriteLock()
     order: list[str] = []
     errors: list[BaseException] = []
 
     def enter(way: str) -> None:
-        with getattr(guard, way)():
+        with getattr(lock, way)():
             order.append(way)
 
     threads = [thread_of(partial(enter, way), errors) for way in ["writing", *["reading"] * readers]]
-    with getattr(guard, held)():
+    with getattr(lock, held)():
         threads[0].start()
-        _until(lambda: guard._waiting == 1)
+        _until(lambda: lock._waiting == 1)
         for thread in threads[1:]:
             thread.start()
-        _until(lambda: guard._blocked == readers)
+        _until(lambda: lock._blocked == readers)
         assert order == []
     for thread in threads:
         thread.join()
-    assert not errors and _is_free(guard)
+    assert not errors and _is_free(lock)
     return order
 
 
@@ -105,17 +105,17 @@ def test_readers_that_waited_go_before_the_next_writer() -> None:
 
 
 def test_a_reader_has_its_turn_beside_a_writer_that_never_rests() -> None:
-    guard, done, turns = Guard(), threading.Event(), []
+    lock, done, turns = ReadWriteLock(), threading.Event(), []
     errors: list[BaseException] = []
 
     def write() -> None:
         while not done.is_set():
-            with guard.writing():
+            with lock.writing():
                 time.sleep(0.0005)
 
     def read() -> None:
         for _ in range(20):
-            with guard.reading():
+            with lock.reading():
                 turns.append(1)
 
     writers = [thread_of(write, errors) for _ in range(2)]
@@ -127,74 +127,74 @@ def test_a_reader_has_its_turn_beside_a_writer_that_never_rests() -> None:
     done.set()
     for thread in writers:
         thread.join()
-    assert len(turns) == 60 and not errors and _is_free(guard)
+    assert len(turns) == 60 and not errors and _is_free(lock)
 
 
 def test_the_thread_that_writes_may_write_and_read_inside() -> None:
-    guard = Guard()
-    with guard.writing():
-        with guard.writing(), guard.reading(), guard.writing():
+    lock = ReadWriteLock()
+    with lock.writing():
+        with lock.writing(), lock.reading(), lock.writing():
             pass
-        with guard.reading():
-            with _elsewhere(partial(_read, guard)) as read:
-                _until(lambda: guard._blocked == 1)
+        with lock.reading():
+            with _elsewhere(partial(_read, lock)) as read:
+                _until(lambda: lock._blocked == 1)
                 assert not read.is_set()
-                guard._writing.__exit__()
+                lock._writing.__exit__()
                 assert read.wait()
-                guard._writing.__enter__()
-    assert _is_free(guard)
+                lock._writing.__enter__()
+    assert _is_free(lock)
 
 
 @pytest.mark.parametrize("way", ["reading", "writing"])
 def test_an_error_inside_frees_the_lock(way: str) -> None:
-    guard = Guard()
+    lock = ReadWriteLock()
     with pytest.raises(ZeroDivisionError):
-        with getattr(guard, way)():
+        with getattr(lock, way)():
             raise ZeroDivisionError
     with pytest.raises(ZeroDivisionError):
-        with guard.writing(), getattr(guard, way)():
+        with lock.writing(), getattr(lock, way)():
             raise ZeroDivisionError
-    assert _is_free(guard)
-    with _elsewhere(partial(_write, guard)) as wrote:
+    assert _is_free(lock)
+    with _elsewhere(partial(_write, lock)) as wrote:
         assert wrote.wait()
 
 
 def test_a_wait_that_is_broken_off_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt a wait, as Ctrl-C does."""
-    guard = Guard()
+    lock = ReadWriteLock()
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     def wait(way: str) -> None:
-        with pytest.raises(KeyboardInterrupt), getattr(guard, way)():
+        with pytest.raises(KeyboardInterrupt), getattr(lock, way)():
             pass
 
     with monkeypatch.context() as patch:
-        patch.setattr(guard._writer_goes, "wait", interrupt)
-        with guard.reading(), _elsewhere(partial(wait, "writing")):
+        patch.setattr(lock._writer_goes, "wait", interrupt)
+        with lock.reading(), _elsewhere(partial(wait, "writing")):
             pass
-        patch.setattr(guard._readers_go, "wait", interrupt)
-        with guard.writing(), _elsewhere(partial(wait, "reading")):
+        patch.setattr(lock._readers_go, "wait", interrupt)
+        with lock.writing(), _elsewhere(partial(wait, "reading")):
             pass
-        with guard.writing(), _elsewhere(partial(wait, "writing")):
+        with lock.writing(), _elsewhere(partial(wait, "writing")):
             pass
-    assert _is_free(guard)
-    with _elsewhere(partial(_write, guard)), _elsewhere(partial(_read, guard)):
+    assert _is_free(lock)
+    with _elsewhere(partial(_write, lock)), _elsewhere(partial(_read, lock)):
         pass
 
 
 def test_several_tables_are_read_in_the_order_of_their_numbers_each_once() -> None:
-    guards = [Guard() for _ in range(4)]
-    first = guards[0]
+    locks = [ReadWriteLock() for _ in range(4)]
+    first = locks[0]
     with first.writing():
-        with _elsewhere(lambda: _read_all([guards[2], first, guards[1], first, guards[2]])):
+        with _elsewhere(lambda: _read_all([locks[2], first, locks[1], first, locks[2]])):
             _until(lambda: first._blocked == 1)
-            assert all(_is_free(guard) for guard in guards[1:])
+            assert all(_is_free(lock) for lock in locks[1:])
             first._writing.__exit__()
             _until(lambda: _is_free(first))
             first._writing.__enter__()
-    assert all(_is_free(guard) for guard in guards)
+    assert all(_is_free(lock) for lock in locks)
     # A writer between two entries into one lock would wait for the first entry, and the second entry for the writer.
     entered = threading.Event()
 
@@ -209,15 +209,15 @@ def test_several_tables_are_read_in_the_order_of_their_numbers_each_once() -> No
     assert _is_free(first)
 
 
-def _read_all(guards: list[Guard]) -> None:
-    with reading(guards):
+def _read_all(locks: list[ReadWriteLock]) -> None:
+    with reading(locks):
         pass
 
 
 def _random_program(seed: int, rounds: int) -> None:
     """Read and write tables in threads, alone and several, nested. No thread may see half a write."""
-    guards = [Guard() for _ in range(3)]
-    pairs = [[0, 0] for _ in guards]
+    locks = [ReadWriteLock() for _ in range(3)]
+    pairs = [[0, 0] for _ in locks]
     errors: list[BaseException] = []
 
     def write(k: int) -> None:
@@ -231,28 +231,28 @@ def _random_program(seed: int, rounds: int) -> None:
             some = draw.sample(range(3), draw.randint(1, 3))
             match draw.randrange(4):
                 case 0:
-                    with reading(guards[k] for k in some):
+                    with reading(locks[k] for k in some):
                         assert all(pairs[k][0] == pairs[k][1] for k in some)
                 case 1:
-                    with guards[some[0]].writing():
+                    with locks[some[0]].writing():
                         write(some[0])
-                        with guards[some[0]].reading(), guards[some[0]].writing():
+                        with locks[some[0]].reading(), locks[some[0]].writing():
                             write(some[0])
                 case 2:
                     first, last = min(some), max(some)
-                    with guards[first].writing(), guards[last].writing():
+                    with locks[first].writing(), locks[last].writing():
                         write(first)
                         write(last)
                 case _:
                     try:
-                        with guards[some[0]].writing():
+                        with locks[some[0]].writing():
                             write(some[0])
                             raise ZeroDivisionError
                     except ZeroDivisionError:
                         pass
 
     run_all([thread_of(partial(work, number), errors) for number in range(8)], errors)
-    assert all(_is_free(guard) for guard in guards)
+    assert all(_is_free(lock) for lock in locks)
     assert all(a == b for a, b in pairs)
 
 
@@ -268,10 +268,10 @@ def test_long_random_programs_of_threads_end() -> None:
 
 
 def test_copies_have_a_lock_of_their_own() -> None:
-    guard = Guard()
-    with guard.writing():
-        for other in (copy.deepcopy(guard), pickle.loads(pickle.dumps(guard))):
-            assert _is_free(other) and other.number != guard.number
+    lock = ReadWriteLock()
+    with lock.writing():
+        for other in (copy.deepcopy(lock), pickle.loads(pickle.dumps(lock))):
+            assert _is_free(other) and other.number != lock.number
 
 
 # ---- What the lock costs ---------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_lookup_takes_the_lock_once_however_many_ids_it_has(monkeypatch: pytes
         table(torch.arange(1000))
     taken: list[str] = []
     for way in ("reading", "writing"):
-        take = getattr(Guard, way)
-        monkeypatch.setattr(Guard, way, lambda self, take=take, way=way: taken.append(way) or take(self))
+        take = getattr(ReadWriteLock, way)
+        monkeypatch.setattr(ReadWriteLock, way, lambda self, take=take, way=way: taken.append(way) or take(self))
     table.lookup(torch.randint(1000, (65_536,)))
     assert taken == ["reading"]

@@ -10,12 +10,12 @@ from typing import Any
 
 from ._fork import tell_of_forks
 
-__all__ = ["Guard", "reading"]
+__all__ = ["ReadWriteLock", "reading"]
 
 _numbers = itertools.count()
 
 
-class Guard:
+class ReadWriteLock:
     """
     The reader-writer lock of one table's rows: a lookup sees each row wholly from before or after an update.
 
@@ -37,8 +37,8 @@ class Guard:
         tell_of_forks(self)
 
     def _begin(self) -> None:
-        self._lock = Lock()
-        self._readers_go, self._writer_goes = Condition(self._lock), Condition(self._lock)
+        self._mutex = Lock()
+        self._readers_go, self._writer_goes = Condition(self._mutex), Condition(self._mutex)
         self._readers = 0  # readers that hold the lock
         self._blocked = 0  # readers that wait
         self._turn = 0  # how often blocked readers have been let in
@@ -65,7 +65,7 @@ class Guard:
         """Return the context manager that holds the lock for writing: no other thread reads or writes inside."""
         return self._writing
 
-    # ---- To be called with self._lock held ---------------------------------------------------------------------------
+    # ---- To be called with self._mutex held --------------------------------------------------------------------------
 
     def _wait_to_read(self) -> None:
         self._refuse_torn()
@@ -124,69 +124,69 @@ class Guard:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a new lock: a copy of a table has a lock of its own."""
-        return Guard, ()
+        return ReadWriteLock, ()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        return Guard()
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReadWriteLock:
+        return ReadWriteLock()
 
 
 class _Reading(AbstractContextManager[None]):
-    """The context manager of :meth:`Guard.reading`."""
+    """The context manager of :meth:`ReadWriteLock.reading`."""
 
-    __slots__ = ("_guard",)
+    __slots__ = ("_lock",)
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, lock: ReadWriteLock) -> None:
+        self._lock = lock
 
     def __enter__(self) -> None:
-        guard = self._guard
-        if guard._writer == get_ident():
+        lock = self._lock
+        if lock._writer == get_ident():
             return
-        with guard._lock:
-            if guard._writer is None and not guard._waiting:
-                guard._readers += 1
+        with lock._mutex:
+            if lock._writer is None and not lock._waiting:
+                lock._readers += 1
             else:
-                guard._wait_to_read()
+                lock._wait_to_read()
 
     def __exit__(self, *error: object) -> None:
-        guard = self._guard
-        if guard._writer == get_ident():  # __enter__ did nothing either
+        lock = self._lock
+        if lock._writer == get_ident():  # __enter__ did nothing either
             return
-        with guard._lock:
-            guard._end_reading()
+        with lock._mutex:
+            lock._end_reading()
 
 
 class _Writing(AbstractContextManager[None]):
-    """The context manager of :meth:`Guard.writing`."""
+    """The context manager of :meth:`ReadWriteLock.writing`."""
 
-    __slots__ = ("_guard",)
+    __slots__ = ("_lock",)
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, lock: ReadWriteLock) -> None:
+        self._lock = lock
 
     def __enter__(self) -> None:
-        guard, me = self._guard, get_ident()
-        if guard._writer != me:
-            with guard._lock:
-                if guard._writer is not None or guard._readers:
-                    guard._wait_to_write()
-                guard._writer = me
-        guard._depth += 1
+        lock, me = self._lock, get_ident()
+        if lock._writer != me:
+            with lock._mutex:
+                if lock._writer is not None or lock._readers:
+                    lock._wait_to_write()
+                lock._writer = me
+        lock._depth += 1
 
     def __exit__(self, *error: object) -> None:
-        guard = self._guard
-        guard._depth -= 1
-        if not guard._depth:
-            with guard._lock:
-                guard._writer = None
-                guard._let_others_go()
+        lock = self._lock
+        lock._depth -= 1
+        if not lock._depth:
+            with lock._mutex:
+                lock._writer = None
+                lock._let_others_go()
 
 
 @contextmanager
-def reading(guards: Iterable[Guard]) -> Iterator[None]:
+def reading(locks: Iterable[ReadWriteLock]) -> Iterator[None]:
     """Hold the locks of several tables for reading."""
     with ExitStack() as stack:
         # Each lock once: taken again, it would wait for a waiting writer, which waits for this thread.
-        for guard in sorted(set(guards), key=lambda guard: guard.number):
-            stack.enter_context(guard.reading())
+        for lock in sorted(set(locks), key=lambda lock: lock.number):
+            stack.enter_context(lock.reading())
         yield

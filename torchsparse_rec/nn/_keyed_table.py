@@ -1,0 +1,398 @@
+"""A table of rows by key: what it contains, its state_dict, and what optimizers call."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values
+from ..variable.cold import ColdRows
+from ..variable.filters import CounterAdmission, admission_of
+from ..variable.initial import InitialRows
+from ..variable.keys import KeyRows
+from ..variable.optimizer_rows import new_zeros
+from ..variable.options import EmbeddingVariableOption
+from ..variable.read_write_lock import ReadWriteLock
+from ..variable.records import Export, Part
+from ..variable.rows import TableRows
+from ..variable.saving import checked, restore, seen_of
+from ..variable.store import RowStore
+from ..variable.training_rows import TrainingRows
+from .grad_mode import GradModeMixin
+
+__all__ = ["KeyedTable"]
+
+
+class KeyedTable(GradModeMixin):
+    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds lookups and checkpoints."""
+
+    keys: KeyRows
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        name: str | None = None,
+        key_dtype: torch.dtype = torch.int64,
+        initializer: Any = None,
+        ev_option: EmbeddingVariableOption | None = None,
+        target_gpu: int = -1,
+        capacity: int = 1024,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        grad_mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name or "embedding_variable"
+        option = EmbeddingVariableOption() if ev_option is None else ev_option
+        where = device or torch.empty(0).device
+        check_arguments(embedding_dim, key_dtype, option, target_gpu, capacity, dtype, self.name, seed, where)
+        if target_gpu >= 0:
+            device = f"cuda:{target_gpu}"
+        if device is None and option.storage_option.storage_type.tiers()[0] == "HBM":
+            device = "cuda"
+        self.embedding_dim, self.key_dtype, self.target_gpu = embedding_dim, key_dtype, target_gpu
+        self.ev_option = option
+        self.admission = admission_of(self.name, option.filter_option, device)
+        if option.capacity is not None:
+            capacity = min(capacity, option.capacity + int(self.admission is not None))
+        # Where there is a filter, keys that are not admitted share row 0.
+        self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
+        seed = zlib.crc32(self.name.encode()) if seed is None else seed
+        self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
+        self.register_parameter("weight", Parameter(new_zeros((capacity, embedding_dim), dtype, device)))
+        self._lock = ReadWriteLock()
+        self._store = store = RowStore(self.name, key_dtype, self.keys, self._parameters, self._stored_weight)
+        self._rows = TableRows(store, option, self.admission)
+        if self.cold is not None and self.cold.most_rows() < capacity:
+            store.resize(self.cold.most_rows())
+            self.keys.clear(self.cold.most_rows(), store.weight.device)
+        default = float(option.init_option.default_value_no_permission)
+        self._training = TrainingRows(self._rows, self.initial, default)
+        self._init_grad_mode(grad_mode)
+        store.tend(self)
+        if option.ckpt is not None and option.ckpt.ckpt_to_load_from is not None:
+            with torch.no_grad():
+                restore(self._rows, checked(self._rows, [option.ckpt.ckpt_to_load_from], None), 0, 1)
+
+    @property
+    def cold(self) -> ColdRows | None:
+        """The rows of the tiers below the first; None where there is one tier."""
+        return self._rows.cold
+
+    @property
+    def global_step(self) -> int:
+        """The step of training."""
+        return self._store.step
+
+    @global_step.setter
+    def global_step(self, step: int) -> None:
+        self._store.step = step
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Hold the lock for writing; rows whose keys a filter has admitted have their initial values inside."""
+        with self._lock.writing():
+            self._training.let_in()
+            yield
+
+    # ---- Contents ----------------------------------------------------------------------------------------------------
+
+    def total_count(self) -> int:
+        """
+        Count the keys that have a row, in all tiers.
+
+        Returns:
+            The number. On CUDA it waits for the device.
+        """
+        with self._lock.reading():
+            return len(self._rows)
+
+    @torch.no_grad()
+    def export(self) -> Export:
+        """
+        Return all keys of all tiers, with their rows, versions and frequencies.
+
+        Returns:
+            An :class:`Export`.
+
+        Source: DeepRec's ``EmbeddingVariable.export``.
+        """
+        with self._settled():
+            keys, values, frequencies, versions, _ = zip(*self._rows.parts(), strict=True)
+        return Export(
+            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(versions), torch.cat(frequencies)
+        )
+
+    @torch.no_grad()
+    def insert(self, keys: Any, values: Any, frequencies: Any = None, versions: Any = None) -> None:
+        """
+        Write rows: from pretrained vectors, or from another system's export.
+
+        Rows of keys that are there are overwritten, and their optimizer state is reset. Filters do not apply.
+
+        Args:
+            keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
+            values: ``[K, D]``.
+            frequencies: ``[K]``. Default: the filter's threshold, or 0.
+            versions: ``[K]``. Default: the step before the current one.
+
+        Raises:
+            ValueError: wrong shapes or dtypes.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.lookup(torch.tensor([8]))
+            tensor([[3., 4.]])
+        """
+        store, rows = self._store, self._rows
+        weight = store.weight
+        keys = given_keys("insert", keys, self.key_dtype, weight.device)
+        values = given_values(values, keys, weight)
+        frequencies = given_numbers("frequencies", frequencies, keys, 0)
+        versions = given_numbers("versions", versions, keys, -1)
+        with self._settled():
+            store.tend(self)
+            if frequencies is None:
+                frequencies = 0 if self.admission is None else self.admission.filter_freq
+            inserted = rows.insert(keys, values, frequencies, max(store.step - 1, -1) if versions is None else versions)
+            if self.admission is not None:
+                self.admission.admitted(keys, inserted)
+            rows.note_written(keys)
+            rows.keep_capacity()
+
+    def insert_export(self, tensors: Mapping[str, Any]) -> int:
+        """
+        Insert the rows of another system's export, as DeepRec and TensorFlow Recommenders Addons write it.
+
+        Args:
+            tensors: arrays or tensors by name: for every ``<prefix>-keys`` the ``<prefix>-values``, and perhaps
+                ``<prefix>-freqs`` and ``<prefix>-versions``: DeepRec's names, of one variable or all its partitions;
+                also the result of ``numpy.load`` for an ``.npz`` file.
+
+        Returns:
+            How many rows were inserted.
+
+        Raises:
+            ValueError: no keys, or keys without values.
+
+        Source: DeepRec's ``EmbeddingVariable`` in checkpoints.
+
+        Example:
+            >>> import numpy
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> table = EmbeddingVariable(2)
+            >>> keys, values = numpy.array([7, 8]), numpy.array([[1.0, 2.0], [3.0, 4.0]])
+            >>> table.insert_export({"var/part_0-keys": keys, "var/part_0-values": values})
+            2
+        """
+        prefixes = [name.removesuffix("-keys") for name in tensors if name.endswith("-keys")]
+        if not prefixes:
+            raise ValueError(
+                f"EmbeddingVariable.insert_export: tensors must have names that end with '-keys', got {sorted(tensors)}"
+            )
+        inserted = 0
+        for prefix in prefixes:
+            if f"{prefix}-values" not in tensors:
+                raise ValueError(
+                    f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys"
+                )
+            keys = torch.as_tensor(tensors[f"{prefix}-keys"])
+            rest = [
+                tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
+            ]
+            self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
+            inserted += len(keys)
+        return inserted
+
+    @torch.no_grad()
+    def erase(self, keys: Any) -> int:
+        """
+        Erase keys: their rows, their optimizer states, and their counts in a :class:`CounterFilter`.
+
+        Args:
+            keys: ``[K]`` integers; missing ones are no error.
+
+        Returns:
+            How many of the keys had a row.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.erase([8, 9]), table.total_count()
+            (1, 1)
+        """
+        keys = given_keys("erase", keys, self.key_dtype, self._store.weight.device)
+        with self._settled():
+            erased = self._rows.erase(keys)
+            if isinstance(self.admission, CounterAdmission):
+                self.admission.candidates.erase(keys)
+                self._rows.note_erased(keys)  # also those without a row
+        return erased
+
+    @torch.no_grad()
+    def evict(self) -> int:
+        """
+        Evict the keys that the evict options name; rows looked up in the current step stay.
+
+        Returns:
+            How many keys were evicted.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> from torchsparse_rec.variable import EmbeddingVariableOption, GlobalStepEvict
+            >>> option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live=1))
+            >>> table = EmbeddingVariable(2, ev_option=option)
+            >>> for key in (1, 2, 2, 2):
+            ...     _ = table(torch.tensor([key]))
+            >>> table.evict(), table.export().keys
+            (1, tensor([2]))
+        """
+        with self._settled():
+            return self._rows.evict()
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Return statistics by name.
+
+        Returns:
+            ``keys`` with a row; keys ever ``admitted``; ids ``filtered``, looked up in training before admission;
+            ``waiting``: keys that a :class:`CounterFilter` counts; ``evicted`` keys; ``failed`` ids, without room;
+            ``capacity`` in rows; ``global_step``; for each tier (``hbm``, ``dram``, ``ssd``) ``rows_*``, ``bytes_*``
+            (rows, keys and optimizer states) and ``hit_rate_*``, the tier's share of ids looked up in training;
+            ``bytes_filter``. On CUDA it waits for the device.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> EmbeddingVariable(2).stats()["keys"]
+            0
+        """
+        with self._lock.reading():
+            keys, weight, training = self.keys, self._store.weight, self._training
+            states = sum(c.values.numel() * c.values.element_size() for c in self._store.states.columns())
+            first = "hbm" if weight.is_cuda else "dram"
+            looked_up = max(training.looked_up, 1)
+            numbers = {
+                "keys": len(self._rows),
+                "admitted": keys.insertions,
+                "filtered": 0 if self.admission is None else int(self.admission.filtered),
+                "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
+                "evicted": self._rows.evicted,
+                "failed": keys.failed,
+                "capacity": keys.capacity,
+                "global_step": self.global_step,
+                f"rows_{first}": len(keys),
+                f"bytes_{first}": weight.numel() * weight.element_size() + states + keys.nbytes(),
+                f"hit_rate_{first}": 1 - training.found_cold / looked_up,
+                "bytes_filter": 0 if self.admission is None else self.admission.nbytes(),
+            }
+            if self.cold is not None:
+                numbers.update(self.cold.stats(looked_up))
+            return numbers
+
+    # ---- Calls from an optimizer: see Growing in tables/table.py ----------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the table's lock for writing: no other thread reads or writes rows inside."""
+        with self._lock.writing():
+            yield
+
+    def lock_number(self) -> int:
+        """Return the number of the table's lock; a thread takes several locks in ascending order."""
+        return self._lock.number
+
+    def steps(self) -> None:
+        """Prepare for a step of the optimizer: initialise the rows of keys that a filter has just admitted."""
+        if self._training.newcomers:
+            with self._settled():
+                pass
+
+    def stepped(self) -> None:
+        """Count a step that the optimizer has ended."""
+        self._store.step += 1
+
+    def history_ends(self) -> None:
+        """Flush the rows of other tiers, before the optimizer forgets its history."""
+        if self.cold is not None:
+            self.cold.flush()
+
+    # ---- state_dict --------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Return the state as :meth:`torch.nn.Module.state_dict` does, with copies of the rows in other tiers.
+
+        All of it is of one moment, even if another thread trains. The tensors of the first tier are the table's own,
+        and training changes them later: copy them, or use :meth:`save`.
+        """
+        with self._settled():
+            return super().state_dict(*args, **kwargs)
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Return the state that is not in tensors, for ``state_dict()``."""
+        return {"global_step": self.global_step, "evicted": self._rows.evicted, "seen": self._rows.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """Take over the result of :meth:`get_extra_state`."""
+        self.global_step, self._rows.evicted = state["global_step"], state["evicted"]
+        self._rows.seen = seen_of(state)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self.cold is not None:
+            for name, values in self.cold.state_dict().items():
+                destination[f"{prefix}cold.{name}"] = values
+        self._flush()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        width = self.embedding_dim
+        if weight is not None and tuple(weight.shape[1:]) != (width,):
+            raise RuntimeError(  # raised here, so that rows and keys load together or not at all
+                f"EmbeddingVariable.load_state_dict: weight of {self.name!r} must be [rows, {width}], got "
+                f"{list(weight.shape)}"
+            )
+        filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
+        if weight is not None and filtered != (self.admission is not None):
+            has, wants = ("a filter", "none") if filtered else ("no filter", "one")
+            raise RuntimeError(
+                f"EmbeddingVariable.load_state_dict: the state_dict of {self.name!r} has {has}, the variable "
+                f"{wants}: the rows of their keys differ; use save() and restore()"
+            )
+        self._flush()
+        stored = self._stored_weight()
+        cold = {
+            name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
+            for name in list(state_dict)
+            if name.startswith(f"{prefix}cold.")
+        }
+        if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
+            self._store.resize(weight.shape[0])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._training.forget()
+        if weight is not None:
+            self._rows.note_saved(None)  # these rows have nothing to do with the last checkpoint
+        if self.cold is not None:
+            self.cold.clear()
+            if cold:
+                self.cold.put(Part.of_tensors(cold, stored.device))
+        elif cold and len(cold["keys"]):
+            raise RuntimeError(
+                f"EmbeddingVariable.load_state_dict: {len(cold['keys'])} rows are of other tiers, which this variable "
+                "does not have: use save() and restore()"
+            )
+
+    def extra_repr(self) -> str:
+        """Return the arguments that ``repr`` shows."""
+        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
+        return f"{self.embedding_dim}, name={self.name!r}{mode}"

@@ -1,0 +1,116 @@
+"""Checks of the arguments of an EmbeddingVariable and of its methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import is_in_ddp, is_in_fsdp
+from .options import EmbeddingVariableOption
+
+__all__ = ["check_arguments", "check_range", "check_trainable", "given_keys", "given_numbers", "given_values"]
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_arguments(
+    embedding_dim: int,
+    key_dtype: torch.dtype,
+    option: Any,
+    target_gpu: int,
+    capacity: int,
+    dtype: torch.dtype,
+    name: Any,
+    seed: Any,
+    device: torch.device | str | None,
+) -> None:
+    """Raise ``ValueError`` or ``TypeError`` unless a variable can be made of these arguments."""
+    owner = "EmbeddingVariable"
+    for argument, value, least in (
+        ("embedding_dim", embedding_dim, 1),
+        ("capacity", capacity, 2),
+        ("target_gpu", target_gpu, -1),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{owner}: {argument} must be an integer of at least {least}, got {value!r}")
+    if capacity >= 2**31:
+        raise ValueError(f"{owner}: capacity must be below 2**31, got {capacity}")
+    if key_dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{owner}: key_dtype must be torch.int32 or torch.int64, got {key_dtype}")
+    if dtype not in _FLOATS:
+        raise ValueError(f"{owner}: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+    if not isinstance(name, str):
+        raise TypeError(f"{owner}: name must be a string, got {type(name).__name__}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
+        raise ValueError(f"{owner}: seed must be an integer of 64 bits, got {seed!r}")
+    if torch.empty(0, device=device).device.type == "meta":
+        raise ValueError(f"{owner}: device must have memory: keys are looked up in it, got {device!r}")
+    if not isinstance(option, EmbeddingVariableOption):
+        raise TypeError(f"{owner}: ev_option must be an EmbeddingVariableOption, got {type(option).__name__}")
+
+
+def check_trainable(module: torch.nn.Module, name: str) -> None:
+    """Raise ``RuntimeError`` where a variable cannot be trained, for what it is wrapped in."""
+    if getattr(module, "_is_replica", False):
+        raise RuntimeError(
+            f"EmbeddingVariable {name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
+            "would be lost: use one process for each device"
+        )
+    if is_in_ddp():
+        raise RuntimeError(
+            f"EmbeddingVariable {name!r}: a table that grows cannot be in a DistributedDataParallel, whose "
+            "processes would give the same row to different keys: leave it out of the wrapped module"
+        )
+    if is_in_fsdp(module):
+        raise RuntimeError(
+            f"EmbeddingVariable {name!r}: a table that grows cannot be in fully_shard, which deals out the "
+            "rows that it has now: leave it out by ignored_params"
+        )
+
+
+def given_keys(method: str, keys: Any, key_dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Check a caller's keys, and return them as ``[K]`` int64 on the table's device."""
+    given = torch.as_tensor(keys, device=device)
+    if given.numel() == 0 and not isinstance(keys, Tensor):
+        given = given.long()  # an empty list becomes floats
+    if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"EmbeddingVariable.{method}: keys must be int32 or int64 of rank 1, got {given.dtype} {list(given.shape)}"
+        )
+    check_range(f"{method}: keys", given, key_dtype)
+    return given.long()
+
+
+def check_range(argument: str, keys: Tensor, key_dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` for a key that a table of ``key_dtype`` cannot have."""
+    if key_dtype == torch.int32 and keys.dtype != torch.int32 and bool((keys != keys.int()).any()):
+        bad = keys[keys != keys.int()][0].item()
+        raise ValueError(f"EmbeddingVariable.{argument} must be of the key_dtype, int32, got {bad}")
+
+
+def given_numbers(argument: str, numbers: Any, keys: Tensor, least: int) -> Tensor | None:
+    """Check a caller's frequencies or versions, and return them as ``[K]`` int64; None stays None."""
+    if numbers is None:
+        return None
+    given = torch.as_tensor(numbers, device=keys.device)
+    count = len(keys)
+    if given.shape != (count,):
+        raise ValueError(
+            f"EmbeddingVariable.insert: {argument} must be [{count}], one for each key, got {list(given.shape)}"
+        )
+    if count and (given.is_floating_point() or given.dtype == torch.bool):
+        raise ValueError(f"EmbeddingVariable.insert: {argument} must be integers, got {given.dtype}")
+    bad = given[(given < least) | (given >= 2**31 - 1)]
+    if len(bad):
+        raise ValueError(f"EmbeddingVariable.insert: {argument} must be in [{least}, 2**31 - 1), got {bad[0].item()}")
+    return given.long()
+
+
+def given_values(values: Any, keys: Tensor, like: Tensor) -> Tensor:
+    """Check a caller's rows, and return them as ``[K, D]``, with the dtype and on the device of the table ``like``."""
+    values, shape = torch.as_tensor(values, dtype=like.dtype, device=like.device), (len(keys), like.shape[1])
+    if values.shape != shape and (len(keys) or values.numel()):
+        raise ValueError(f"EmbeddingVariable.insert: values must be {list(shape)}, got {list(values.shape)}")
+    return values.reshape(shape)
