@@ -1,4 +1,4 @@
-"""The numbers that stand for reductions in the schemas: ``tsr::Reduction`` of csrc/sparse_segment.h."""
+"""The numbers that stand for reductions in the schemas: ``tsr::Reduction`` of csrc/checks.h."""
 
 SUM = 0
 MEAN = 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .. import _reduction
+from .._reduction import POOLING
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ._lookup import bad_id, check_ids, pool, renormalise
@@ -17,8 +17,6 @@ from .embedding import check_padding_idx
 from .grad_mode import GradModeMixin, forward_untraced
 
 __all__ = ["EmbeddingBag"]
-
-_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN, "max": _reduction.MAX}
 
 
 def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
@@ -106,8 +104,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         *,
         grad_mode: str | None = None,
     ) -> None:
-        if mode not in _MODES:
-            raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        if mode not in POOLING:
+            raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(map(repr, POOLING))}, got {mode!r}")
         check_padding_idx("EmbeddingBag", padding_idx, num_embeddings)
         super().__init__(
             num_embeddings,
@@ -161,7 +159,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             return pool(weight, ids, ends, weights, *options)
         bags = ends.shape[0] - 1
         rows = self._look_up_otherwise(
-            kind, weight, _MODES[self.mode], self.padding_idx, Ids(ids, ends, weights, (bags,), True)
+            kind, weight, POOLING[self.mode], self.padding_idx, Ids(ids, ends, weights, (bags,), True)
         )
         return rows
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _reduction
+from .._reduction import POOLING
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ._collection import Collection
@@ -16,8 +16,6 @@ from ._plan import Ids
 from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
-
-_MODES = {"SUM": _reduction.SUM, "MEAN": _reduction.MEAN, "SQRTN": _reduction.SQRTN, "MAX": _reduction.MAX}
 
 
 class EmbeddingBagCollection(Collection):
@@ -79,7 +77,7 @@ class EmbeddingBagCollection(Collection):
         *,
         grad_mode: str | None = None,
     ) -> None:
-        modes = [_MODES[as_pooling(config.pooling).value] for config in tables]
+        modes = [POOLING[as_pooling(config.pooling).value.lower()] for config in tables]
         super().__init__(tables, modes, device, grad_mode)
         self._is_weighted = is_weighted
         # The fields of a KeyedTensor besides its values, for results: they need no check.
@@ -188,7 +186,7 @@ class EmbeddingCollection(Collection):
         *,
         grad_mode: str | None = None,
     ) -> None:
-        super().__init__(tables, [_reduction.SUM] * len(tables), device, grad_mode)
+        super().__init__(tables, [POOLING["sum"]] * len(tables), device, grad_mode)
         self._need_indices = need_indices
 
     def need_indices(self) -> bool:
