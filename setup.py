@@ -126,6 +126,10 @@ def cpu_extension() -> CppExtension:
     )
 
 
+# Headers in place of large ones of which little is needed, known to suffice for this torch.
+LEAN_HEADERS = [str(ROOT / "csrc/cuda/lean")] if torch.__version__.startswith("2.13.") else []
+
+
 def cuda_extension(home: str) -> CppExtension:
     """Describe _C_cuda.so: a CppExtension too, since CUDAExtension links libraries that a CPU-only torch lacks."""
     return CppExtension(
@@ -133,7 +137,7 @@ def cuda_extension(home: str) -> CppExtension:
         sources("csrc/cuda", ".cu") + sources("csrc/cuda", ".cpp"),
         depends=headers(),
         py_limited_api=True,
-        include_dirs=[str(ROOT / "csrc/cuda/lean"), f"{home}/include"],
+        include_dirs=[*LEAN_HEADERS, f"{home}/include"],
         library_dirs=[f"{home}/lib64"],
         libraries=["cudart_static", "dl", "rt", "pthread"],
         extra_compile_args={

@@ -1,6 +1,6 @@
 // In place of thrust's header, in front of which setup.py puts this folder: torch's headers include it for conversions
-// of complex numbers, which the kernels have none of, and to read all of it took two seconds in every file. Were more of
-// it asked for, the compiler would say so.
+// of complex numbers, which the kernels have none of, and to read all of it took more than a second in every file. Were more
+// of it asked for, the compiler would say so.
 #pragma once
 
 namespace thrust {
