@@ -21,6 +21,7 @@ from torch import Tensor
 from torchsparse_rec import optim
 from torchsparse_rec.compat._parity.reference.embedding_variable import ReferenceVariable, Snapshot
 from torchsparse_rec.compat._parity.reference.table_rows import UNIFORM, initial_row
+from torchsparse_rec.initializers import Uniform
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import (
     CBFFilter,
@@ -30,7 +31,6 @@ from torchsparse_rec.variable import (
     InitializerOption,
     L2WeightEvict,
     StorageOption,
-    Uniform,
 )
 
 DIM, SEED = 3, 7
