@@ -393,3 +393,10 @@ def test_sequences_are_compiled():
     compiled = torch.compile(transform, fullgraph=True, backend="eager")
     batch = {"x": torch.tensor([[3, 1], [8, 0]])}
     assert_same(compiled(batch), transform(batch))
+
+
+def test_ids_outside_an_identity_column_get_its_default() -> None:
+    column = features.categorical_column_with_identity("user", 10, default_value=3)
+    transform = FeatureTransform([features.indicator_column(column)])
+    dense = transform({"user": torch.tensor([0, 9, 10, 11])}).dense
+    assert dense.argmax(1).tolist() == [0, 9, 3, 3]
