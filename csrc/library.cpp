@@ -34,6 +34,14 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("unique_with_counts(Tensor x) -> (Tensor values, Tensor inverse, Tensor counts)");
   m.def("unique_rows(Tensor x) -> (Tensor firsts, Tensor inverse, Tensor counts)");
 
+  // route
+  m.def(
+      "route(Tensor ids, SymInt[] starts, int[] sizes, int[] blocks, int ranks, bool distinct)"
+      " -> (Tensor rows, Tensor counts, Tensor places)");
+  m.def(
+      "route_keys(Tensor keys, SymInt[] starts, int ranks, bool distinct)"
+      " -> (Tensor sent, Tensor occurrences, Tensor counts, Tensor places)");
+
   // hash
   m.def("fingerprint64(Tensor x) -> Tensor");
   m.def("string_fingerprint64(Tensor bytes, Tensor offsets) -> Tensor");

@@ -223,7 +223,7 @@ MUTATIONS = [
     Mutation("segment_backward.cu", "bound", "segment >= 0 &&", "segment > 0 &&", "segment"),
     Mutation("segment_backward.cu", "sign", "n : sqrt(n)", "sqrt(n) : n", "segment"),
     Mutation(
-        "unique.cu", "sign", "if (found > entry) found = atomicMin", "if (found < entry) found = atomicMin", "unique"
+        "unique.cuh", "sign", "if (found > entry) found = atomicMin", "if (found < entry) found = atomicMin", "unique"
     ),
     Mutation("unique.cu", "bound", "number[k] >= kCounters", "number[k] > kCounters", "with_counts"),
     Mutation(
@@ -281,11 +281,17 @@ MUTATIONS = [
     Mutation("table_shards.cu", "step", "there_ + begin);", "there_);", "many_shards"),
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
+    Mutation("route.cu", "sign", "keys[middle] < rank ||", "keys[middle] <= rank ||", "route"),
+    Mutation("route.cu", "bound", "sorted.values[middle] < start)", "sorted.values[middle] <= start)", "route"),
+    Mutation("route.cu", "bound", "id >= tables[t].size", "id > tables[t].size", "route and bad_id"),
+    Mutation("route.cu", "step", " && position >= starts[value.table]", "", "route"),
+    Mutation("route.cu", "sign", "distinct ? 0 : 1", "distinct ? 1 : 0", "route"),
+    Mutation("route.cu", "step", "if (first != i) places[i] = place;", "", "route"),
     Mutation("unique.cu", "step", "return u == units;", "return true;", "rows_made_to_collide"),
     Mutation(
         "sparse_segment.cu", "bound", "id >= 0 && id < segments) return", "id >= 0 && id <= segments) return", "segment"
     ),
-    Mutation("unique.cu", "bound", "slot = slot + 1 == capacity ? 0 : slot + 1", "slot = slot + 1", "unique"),
+    Mutation("unique.cuh", "bound", "slot = slot + 1 == capacity ? 0 : slot + 1", "slot = slot + 1", "unique"),
     Mutation(
         "table_insert.cu", "sign", "in.counters[kUsed] += given - reused;", "in.counters[kUsed] += given;", "table"
     ),

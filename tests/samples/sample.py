@@ -88,6 +88,8 @@ class Family:
     gradients: Mapping[str, Make] = field(default_factory=dict)
     # Of all operators that wait for the device.
     read_backs: Mapping[str, ReadBack] = field(default_factory=dict)
+    # Of operators with a result that is on the CPU whatever the device: which.
+    on_host: Mapping[str, int] = field(default_factory=dict)
     # Samples that use several threads and many blocks: built only by the test that needs one.
     large: Sequence[Build] = ()
 

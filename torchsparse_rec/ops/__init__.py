@@ -15,6 +15,7 @@ from .indexed_slices import *
 from .jagged import *
 from .record import *
 from .record_examples import *
+from .route import *
 from .row_optimizer import *
 from .segment import *
 from .sparse_segment import *
