@@ -9,7 +9,7 @@ from kinds import table_of
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
 from torchsparse_rec.nn._fused_graph import current_lookup
-from torchsparse_rec.nn._plan import Plan
+from torchsparse_rec.nn.plan import Plan
 
 
 def batch(seed: int, size: int) -> KeyedJaggedTensor:

@@ -27,9 +27,9 @@ from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
 from ..tables.table import SECOND_BACKWARD, Gradient, Table, are_same, changes, table_of, writing
-from ._plan import Ids, Plan
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import has_hooks
+from .plan import Ids, Plan
 
 _lock = threading.RLock()
 _lookups = itertools.count()

@@ -15,8 +15,8 @@ import torch
 
 from .._torch import as_stored, is_alive
 from ._fused import FusedLookups
-from ._plan import Ids, Plan
 from ._read import TableSet, read, weights_gradient
+from .plan import Ids, Plan
 
 if TYPE_CHECKING:
     from ._owner import FusedOwner

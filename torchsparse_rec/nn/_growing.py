@@ -14,8 +14,8 @@ from torch.nn import Parameter
 
 from ..variable.arguments import check_range
 from ..variable.training_rows import rows_together
-from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
+from .plan import Ids, Plan
 
 __all__ = ["rows_of_keys"]
 

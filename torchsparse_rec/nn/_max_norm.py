@@ -10,29 +10,26 @@ from torch import Tensor
 
 from .. import _reduction
 from ..ops.embedding import embedding_bag_operator
-from ._plan import Ids, Plan
+from .plan import Ids, Plan
 
 
-def look_up_clipped(
-    rows_of: Callable[[Plan, Ids], Tensor], plan: Plan, part: Plan, ids: Ids, max_norm: float
-) -> Tensor:
+def look_up_clipped(rows_of: Callable[[Plan, Ids], Tensor], part: Plan, ids: Ids, max_norm: float) -> Tensor:
     """
-    Return the results of a plan's part, whose tables all have this ``max_norm``; a row for each id is made first.
+    Return the results of a plan, whose tables all have this ``max_norm``; a row for each id is made first.
 
     Args:
-        rows_of: a function that looks up the part's tables, given the whole plan.
-        plan: the whole plan.
-        part: the plan of the tables that are looked up.
+        rows_of: a function that looks up the tables.
+        part: the plan.
         ids: the ids of all keys. On CUDA the number of each key's ids is read back if ids come in bags.
         max_norm: a row ``x`` becomes ``x * max_norm / max(||x||, max_norm)``, and the derivative goes through that.
     """
     if ids.offsets is None:
-        return torch.cat([_clipped(x, max_norm).reshape(-1) for x in _matrices(rows_of(plan, ids), part, ids)])
+        return torch.cat([_clipped(x, max_norm).reshape(-1) for x in _matrices(rows_of(part, ids), part, ids)])
     firsts = [0, *accumulate(ids.bags)]
     bounds = ids.offsets[torch.tensor(firsts, device=ids.offsets.device)].tolist()
     counts = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
     single = Ids(ids.indices, None, None, counts, False)
-    flat = rows_of(plan._replace(modes=(_reduction.SUM,) * len(plan.modes)), single)
+    flat = rows_of(part._replace(modes=(_reduction.SUM,) * len(part.modes)), single)
     pooled = []
     for rows, key, mode, table in zip(_matrices(flat, part, single), part.keys, part.modes, part.tables, strict=True):
         begin, end = bounds[key], bounds[key + 1]

@@ -14,8 +14,8 @@ from .._torch import load_hooks
 from ..tables.table import are_same, table_of
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
-from ._plan import Ids, Plan
 from ._read import TableSet
+from .plan import Ids, Plan
 
 
 class TableOwner(torch.nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._torch import as_stored, version_of
 from ..ops.autograd import final
 from ..tables.table import Rows, Table, changes, table_of
-from ._plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
+from .plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
 
 if TYPE_CHECKING:
     from ..tables.clock import Clock

@@ -13,8 +13,8 @@ from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ._lookup import bad_id, check_ids, look_up, renormalise
-from ._plan import Ids
 from .grad_mode import GradModeMixin, forward_untraced
+from .plan import Ids
 
 __all__ = ["Embedding"]
 

@@ -12,9 +12,9 @@ from .._reduction import POOLING
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ._lookup import bad_id, check_ids, pool, renormalise
-from ._plan import Ids
 from .embedding import check_padding_idx
 from .grad_mode import GradModeMixin, forward_untraced
+from .plan import Ids
 
 __all__ = ["EmbeddingBag"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from .._reduction import POOLING
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
-from ._collection import Collection
-from ._plan import Ids
+from .collection import Collection
 from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling
+from .plan import Ids
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
 

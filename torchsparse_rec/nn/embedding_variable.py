@@ -18,10 +18,10 @@ from ..variable.saving import checked, restore, save
 from ..variable.training_rows import TrainingRows
 from ._keyed_table import KeyedTable
 from ._lookup import check_ids, look_up
-from ._plan import Ids
 from ._read import TableSet, read
 from .auto import AutoChoice
 from .grad_mode import forward_untraced
+from .plan import Ids
 
 __all__ = ["EmbeddingVariable", "Export"]
 

@@ -17,9 +17,9 @@ from ..tables.stale import is_parameter
 from ..tables.table import table_of
 from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
-from ._plan import Ids, Plan
 from ._read import look_up_stale, owned_table, read
 from .auto import AutoChoice, as_bytes
+from .plan import Ids, Plan
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 

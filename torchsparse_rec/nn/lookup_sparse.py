@@ -16,10 +16,10 @@ from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
-from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
 from .gradients import keep_coalesced
+from .plan import Ids, Plan
 
 __all__ = ["lookup_sparse"]
 

@@ -125,6 +125,7 @@ class RowWiseAdagrad(RowOptimizer):
     """
 
     _per_row = frozenset({"sum"})
+    steps_whole_rows = True
 
     def __init__(
         self,

@@ -49,6 +49,8 @@ class LAMB(RowOptimizer):
         ['exp_avg', 'exp_avg_sq', 'step']
     """
 
+    steps_whole_rows = True
+
     def __init__(
         self,
         params: Any,

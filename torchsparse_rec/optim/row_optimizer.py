@@ -97,6 +97,8 @@ class RowOptimizer(InBackward):
 
     # States with one value per row; the others have the parameter's shape.
     _per_row: frozenset[str] = frozenset()
+    # Whether the step of an element depends on its whole row.
+    steps_whole_rows = False
     # Whether the rule leaves rows without gradient alone, as lazy=True does: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
     _warned: frozenset[str] = frozenset()

@@ -22,13 +22,13 @@ from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
-from ._plan import Ids, Plan, joined
 from ._read import look_up_stale, read
 from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .gradients import keep_coalesced
+from .plan import Ids, Plan, joined
 
 
 @torch.compiler.disable(reason=WHY_UNTRACED)
@@ -220,29 +220,35 @@ class Collection(HasGradMode):
             return sized  # its sizes are those of this batch: it is of no use to the next
         return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 
-    def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> Tensor:
-        clips = self._max_norms
+    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
+        """Look up some tables, none of which grows; table k of ``plan`` is table ``tables[k]`` of the collection."""
+        stored = self._stored_weights()
+        weights = [stored[k] for k in tables]
+        with as_stored():
+            return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids, tables), tables)
+
+    def _look_up_rows(
+        self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str], tables: Sequence[int] | None = None
+    ) -> Tensor:
+        tables = range(len(weights)) if tables is None else tables
+        clips = [self._max_norms[table] for table in tables]
         if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1 and not any(clips):
-            return self._look_up_part(plan, range(len(weights)), weights, kinds[0], ids)
+            return self._look_up_part(tables, weights, kinds[0], plan, ids)
         parts: dict[tuple[str, torch.dtype, float | None], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
             parts.setdefault((kind, weight.dtype, clips[k]), []).append(k)
         results = []
-        for (kind, _, clip), tables in parts.items():
-            part = plan.part(tables)
-            look_up = partial(self._look_up_of, tables, [weights[k] for k in tables], kind)
-            result = look_up(plan, ids) if clip is None else look_up_clipped(look_up, plan, part, ids, clip)
-            results.append((plan.lookups_of(tables), result, part.sizes(ids)))
+        for (kind, _, clip), chosen in parts.items():
+            part = plan.part(chosen)
+            look_up = partial(self._look_up_part, [tables[k] for k in chosen], [weights[k] for k in chosen], kind)
+            result = look_up(part, ids) if clip is None else look_up_clipped(look_up, part, ids, clip)
+            results.append((plan.lookups_of(chosen), result, part.sizes(ids)))
         return joined(results)
 
-    def _look_up_of(self, tables: Sequence[int], weights: list[Parameter], kind: str, plan: Plan, ids: Ids) -> Tensor:
-        return self._look_up_part(plan, tables, weights, kind, ids)
-
-    def _look_up_part(self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids) -> Tensor:
-        """Look up some tables, which have one dtype and gradients of one kind."""
+    def _look_up_part(self, tables: Sequence[int], weights: list[Parameter], kind: str, part: Plan, ids: Ids) -> Tensor:
+        """Look up some tables by a plan of their own; they have one dtype and gradients of one kind."""
         if kind == "sparse" and torch.compiler.is_compiling():
-            return _look_up_untraced(self, plan, tables, weights, kind, ids)
-        part = plan.part(tables)
+            return _look_up_untraced(self, tables, weights, kind, part, ids)
         if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
             ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
         if kind == "fused":
@@ -260,7 +266,7 @@ class Collection(HasGradMode):
                     keep_coalesced(weight)
         return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
 
-    def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[str]:
+    def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids, tables: Sequence[int] | None = None) -> list[str]:
         """Return the layout of each table's gradient."""
         if torch.compiler.is_exporting():
             return [self._kind_to_export(self._grad_mode)] * len(weights)
@@ -270,7 +276,8 @@ class Collection(HasGradMode):
             kind = self._grad_mode or "dense"
             self._check_shards(kind)
             return [kind if kind != "fused" or _can_be_fused(weight) else "dense" for weight in weights]
-        autos = [table.auto for table in self._tables]
+        its = self._tables
+        autos = [table.auto for table in (its if tables is None else [its[k] for k in tables])]
         counts: list[int | None] = [None] * len(weights)
         if not torch.compiler.is_compiling() and not all(auto.frozen for auto in autos):
             by_key = _ids_of_keys(ids)

@@ -1,0 +1,9 @@
+"""Tables over several ranks: splitting them, and what of training sees all ranks."""
+
+from .plan import ColumnWise as ColumnWise
+from .plan import Replicated as Replicated
+from .plan import RowWise as RowWise
+from .plan import TableWise as TableWise
+from .sharding import plan_of as plan_of
+from .sharding import shard as shard
+from .states import full_state_dict as full_state_dict

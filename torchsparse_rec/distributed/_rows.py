@@ -1,0 +1,178 @@
+"""Lookups in tables of which a rank has some rows, or all: rows travel home, each once, and are pooled there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._reduction import POOLING
+from ..nn.plan import Ids, Plan
+from ..ops.embedding_collection import lookup
+from ..ops.route import route
+from ._ids import bad_id, counts_of, reordered, taken, without
+from .blocks import Blocks
+from .exchange import LookUp, Place, Sizes
+
+__all__ = ["Rows"]
+
+_SUM = POOLING["sum"]
+
+
+class Asked(NamedTuple):
+    """What a rank asks others for: rows, how many of which table on which rank, and where each id's row will be."""
+
+    parts: list[Tensor]
+    counts: Tensor
+    ids: Ids
+    places: Tensor
+
+
+class Rows:
+    """
+    Tables of one dim and dtype that are split by rows, or replicated.
+
+    Args:
+        whole: the collection's plan.
+        tables: which of its tables, ascending.
+        features: the names of the collection's features.
+        dtype: of the tables.
+        rank: this rank.
+        ranks: W.
+        pooled: whether results are pooled.
+        merge: whether an id of a table travels once, however often it occurs.
+        copied: whether every rank has all rows.
+    """
+
+    def __init__(
+        self,
+        whole: Plan,
+        tables: Sequence[int],
+        features: Sequence[str],
+        dtype: torch.dtype,
+        rank: int,
+        ranks: int,
+        pooled: bool,
+        merge: bool,
+        copied: bool,
+    ) -> None:
+        self.part = part = whole.part(tables)
+        self.tables, self.lookups, self.keys = list(tables), whole.lookups_of(tables), part.keys
+        self.dtype, self.dim, self.rank, self.ranks = dtype, part.dims[0], rank, ranks
+        self._features = [features[key] for key in part.keys]
+        self._pooled, self._merge, self._copied = pooled, merge, copied
+        self._padding = [part.padding[table] for table in part.tables]
+        # Ids travel segment by segment: a segment is a table or, if each occurrence travels, a lookup.
+        self._segments = list(range(len(tables))) if merge else list(part.tables)
+        self._sizes = [part.num_embeddings[table] for table in self._segments]
+        self._blocks = [1 if copied else Blocks(rows).count for rows in self._sizes]
+        self.width = len(self._segments)
+        self._own = self._plan_of_own()
+
+    def _plan_of_own(self) -> Plan:
+        """Return the plan by which this rank looks up what all ranks ask for."""
+        segments, ranks = range(self.width), range(self.ranks)
+        if self._merge:
+            order = [(rank, segment) for rank in ranks for segment in segments]
+        else:  # the order in which one process adds
+            order = [(rank, segment) for segment in segments for rank in ranks]
+        rows, padding = [], []
+        for size, row in zip(self.part.num_embeddings, self.part.padding, strict=True):
+            blocks = Blocks(size)
+            rows.append(size if self._copied else blocks.rows_of(self.rank, self.ranks))
+            padding.append(row if self._copied or row < 0 else blocks.row_of(row, self.rank, self.ranks))
+        return Plan(
+            tuple(self._segments[segment] for _, segment in order),
+            tuple(rank * self.width + segment for rank, segment in order),
+            (_SUM,) * len(order),
+            tuple(rows),
+            self.part.dims,
+            tuple(padding),
+        )
+
+    def ask(self, ids: Ids, places: Sequence[int]) -> Asked:
+        """
+        Say which rows this rank wants.
+
+        Args:
+            ids: of all features.
+            places: the place of each of the collection's features among them.
+
+        Raises:
+            IndexError: an id that its table does not have.
+        """
+        ids = taken(ids, [places[key] for key in self.keys])
+        if self._pooled:
+            ids = without(ids, self._padding)
+        counts = counts_of(ids)
+        ends = [0, *accumulate(counts)]
+        starts = ends
+        if self._merge:
+            firsts = [self.part.tables.index(table) for table in range(len(self.tables))]
+            starts = [ends[first] for first in firsts] + [ends[-1]]
+        ranks = 1 if self._copied else self.ranks
+        try:
+            rows, counted, where = route(ids.indices, starts, self._sizes, self._blocks, ranks, self._merge)
+        except IndexError:
+            for name, values, table in zip(self._features, ids.indices.split(counts), self.part.tables, strict=True):
+                error = bad_id(name, values, self.part.num_embeddings[table])
+                if error is not None:
+                    raise error from None
+            raise
+        if self._copied:
+            rows, counted = rows.repeat(self.ranks), counted.expand(self.ranks, -1)
+        return Asked([rows], counted, ids, where)
+
+    def payload_sizes(self, asked: Asked, came: Tensor) -> list[Sizes]:
+        """Return the sizes of the parts of ``asked``."""
+        return [Sizes(asked.counts.sum(1).tolist(), came.sum(1).tolist())]
+
+    def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
+        """
+        Look up the rows that all ranks want of this one.
+
+        Args:
+            got: what came: rows.
+            came: how many of each rank and segment.
+            look_up: of the collection: looks up tables by a plan.
+
+        Returns:
+            ``[R * D]``: the rows in the order in which they are asked for.
+        """
+        counts = came.flatten().tolist()
+        rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False))
+        if self._merge:
+            return rows
+        ranks, width = self.ranks, self.width
+        sizes = [counts[key] * self.dim for key in self._own.keys]
+        return reordered(rows, sizes, [segment * ranks + rank for rank in range(ranks) for segment in range(width)])
+
+    def answer_sizes(self, asked: Asked, came: Tensor) -> Sizes:
+        """Return the sizes of the answers: from this rank, and to it."""
+        asked_of = (asked.counts.sum(1) * self.dim).tolist()
+        return Sizes((came.sum(1) * self.dim).tolist(), asked_of, self._copied)
+
+    def results(self, asked: Asked, rows: Tensor, came: Tensor, side_by_side: bool) -> list[tuple[Place, Tensor]]:
+        """Pool rows; return the results ``[B, D]``, or flat, of lookups, each with its place among all."""
+        ids, lookups = asked.ids, len(self.lookups)
+        weights = None if ids.per_sample_weights is None else ids.per_sample_weights.to(self.dtype)
+        result = lookup(
+            [rows.view(-1, self.dim)],
+            asked.places,
+            ids.offsets,
+            weights,
+            [0] * lookups,
+            list(range(lookups)),
+            [_SUM] * lookups if ids.offsets is None else list(self.part.modes),
+            list(ids.bags),
+            [-1],
+            side_by_side,
+            False,
+        )[0]
+        if self.lookups[-1] - self.lookups[0] == lookups - 1:  # no other lookup is between them
+            return [((self.lookups[0], 0), result)]
+        sizes = [self.dim if side_by_side else bags * self.dim for bags in ids.bags]
+        return [((number, 0), x) for number, x in zip(self.lookups, result.split(sizes, -1), strict=True)]

@@ -1,0 +1,117 @@
+"""The exchange of vectors between ranks, and of their gradients back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..nn.plan import Ids, Plan
+from .ranks import Call, Ranks
+
+__all__ = ["LookUp", "Place", "Sizes", "exchange", "scale_gradient"]
+
+# A collection's way to look up some of its tables: by a plan of theirs, given their numbers.
+LookUp = Callable[[Plan, Sequence[int], Ids], Tensor]
+# Where a result is among all: its lookup, and the first of its columns.
+Place = tuple[int, int]
+
+
+class Sizes(NamedTuple):
+    """
+    How many elements of a vector go to each rank, and how many come from each.
+
+    With ``copied`` all ranks have the same vector, of which each keeps what came from itself and nothing is sent;
+    gradients go to all.
+    """
+
+    sent: Sequence[int]
+    came: Sequence[int]
+    copied: bool = False
+
+
+def exchange(
+    ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[Tensor], anchor: Tensor | None, factor: float
+) -> list[Tensor]:
+    """
+    Send vectors, and let their gradients come back.
+
+    Args:
+        ranks: that take part.
+        call: what this rank does.
+        sizes: for each vector.
+        parts: the vectors, each with the elements for rank 0, then those for rank 1, ...
+        anchor: a tensor that requires a gradient, on all ranks or on none: backward sends and receives on each rank,
+            also where there is nothing to send. None: there is no backward.
+        factor: by which gradients are multiplied.
+
+    Returns:
+        Vectors of what came, in the order of ranks.
+    """
+    if anchor is None:
+        return _forward(ranks, call, sizes, parts)
+    ranks.expect_backward()
+    return list(_Exchange.apply(anchor, ranks, call, sizes, factor, *parts))
+
+
+def _forward(ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[Tensor]) -> list[Tensor]:
+    moved = [k for k, size in enumerate(sizes) if not size.copied]
+    got = ranks.send(call, [parts[k] for k in moved], [sizes[k].sent for k in moved], [sizes[k].came for k in moved])
+    result = dict(zip(moved, got, strict=True))
+    for k, size in enumerate(sizes):
+        if size.copied:
+            result[k] = parts[k].split(list(size.sent))[ranks.rank].clone()
+    return [result[k] for k in range(len(parts))]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, ranks: Ranks, call: Call, sizes: Sequence[Sizes], factor: float, *parts: Tensor
+    ) -> Any:
+        ctx.ranks, ctx.sizes, ctx.factor = ranks, sizes, factor
+        ctx.anchor = (anchor.shape, anchor.dtype)
+        ctx.call = Call(call.module, "backward", call.mode, call.details)
+        ctx.real = [k for k, part in enumerate(parts) if part.is_floating_point()]
+        result = _forward(ranks, call, sizes, parts)
+        result = [x.view_as(x) if x is part else x for x, part in zip(result, parts, strict=True)]
+        ctx.mark_non_differentiable(*(x for x in result if not x.is_floating_point()))
+        return tuple(result)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Send gradients to where the vectors came from."""
+        count = ctx.ranks.count
+        parts, sent, came = [], [], []
+        for k in ctx.real:
+            size, grad = ctx.sizes[k], grads[k].reshape(-1)
+            parts.append(grad.repeat(count) if size.copied else grad)
+            sent.append([grad.numel()] * count if size.copied else size.came)
+            came.append(size.sent)
+        got = ctx.ranks.send_back(ctx.call, parts, sent, came)
+        result: list[Tensor | None] = [None] * len(grads)
+        for k, grad in zip(ctx.real, got, strict=True):
+            result[k] = grad if ctx.factor == 1 else grad.mul_(ctx.factor)  # what came is nobody else's
+        shape, dtype = ctx.anchor
+        return torch.zeros(shape, dtype=dtype, device=ctx.ranks.device), None, None, None, None, *result
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Scale the gradient."""
+        return grad * ctx.factor, None
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """Return ``x``, whose gradient is scaled."""
+    return x if factor == 1 or not x.requires_grad else _Scaled.apply(x, factor)  # type: ignore[no-any-return]

@@ -1,0 +1,105 @@
+"""The constants of the planner's model: shipped for each backend, or measured in the job."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..profiling.bandwidth import copy_bytes_per_second
+
+__all__ = ["MACHINES", "Machine", "calibrate"]
+
+# What is measured: a message that takes long, and rows of a table beyond the caches.
+_SENT_BYTES = 1 << 24
+_TABLE_ROWS, _TABLE_DIM, _READ_ROWS = 1 << 21, 16, 1 << 18
+_REPEATS = 9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """
+    The constants by which the planner estimates a step's time.
+
+    Args:
+        message_seconds: that a message among all ranks takes, however short it is.
+        bytes_per_second: that leave a rank.
+        rows_per_second: that a rank reads at random places of a table beyond its caches, however short they are.
+        copied_per_second: bytes that a rank reads and writes one after the other.
+
+    Example:
+        >>> Machine(message_seconds=1e-4, bytes_per_second=1e9, rows_per_second=5e7, copied_per_second=1e10)
+        Machine(message_seconds=0.0001, bytes_per_second=1000000000.0, rows_per_second=50000000.0, ...)
+    """
+
+    message_seconds: float
+    bytes_per_second: float
+    rows_per_second: float
+    copied_per_second: float
+
+
+MACHINES = {
+    "gloo": Machine(1e-4, 1e9, 2e7, 8e9),
+    "nccl": Machine(3e-5, 4e10, 2e9, 2.4e12),
+}
+
+
+def calibrate(mesh: DeviceMesh | dist.ProcessGroup | None = None) -> Machine:
+    """
+    Measure the planner's constants in the job, in about a second. All ranks call it.
+
+    Args:
+        mesh: of the ranks, or their process group. Default: all ranks.
+
+    Returns:
+        The constants of the slowest rank in each: the same on all ranks.
+
+    Raises:
+        ValueError: the mesh has more than one dimension.
+
+    Example:
+        >>> machine = calibrate(mesh)  # doctest: +SKIP
+        >>> distributed.shard(model, mesh, machine=machine)  # doctest: +SKIP
+    """
+    if isinstance(mesh, DeviceMesh) and mesh.ndim != 1:
+        raise ValueError(f"calibrate: mesh must have one dimension, got {mesh.ndim}")
+    group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
+    device = torch.device("cuda" if "nccl" in dist.get_backend(group) else "cpu")
+    ranks = dist.get_world_size(group)
+
+    def sent(elements: int) -> float:
+        x = torch.zeros(ranks * elements, device=device)
+        out = torch.empty_like(x)
+        return _seconds(lambda: dist.all_to_all_single(out, x, group=group), device)
+
+    elements = max(1, _SENT_BYTES // (4 * ranks))
+    message, long = sent(1), sent(elements)
+    # A single rank sends to itself alone.
+    leaves = 4 * elements * max(1, ranks - 1)
+    table = torch.ones(_TABLE_ROWS, _TABLE_DIM, device=device)
+    ids = torch.randint(_TABLE_ROWS, (_READ_ROWS,), device=device, generator=torch.Generator(device).manual_seed(0))
+    read = _READ_ROWS / _seconds(lambda: table.index_select(0, ids), device)
+    copied = copy_bytes_per_second(device)
+    # Rates of the slowest, so that the worst of each is the least.
+    mine = torch.tensor([1 / message, leaves / max(long - message, 1e-9), read, copied], dtype=torch.float64)
+    mine = mine.to(device)
+    dist.all_reduce(mine, dist.ReduceOp.MIN, group=group)
+    rates = mine.tolist()
+    return Machine(1 / rates[0], *rates[1:])
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the median seconds of a call."""
+    seconds = []
+    for _ in range(_REPEATS):
+        began = perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(perf_counter() - began)
+    return statistics.median(seconds)

@@ -1,0 +1,244 @@
+"""
+What ranks say to each other: headers of one length, then messages whose sizes the headers have told.
+
+Only ``all_to_all_single`` is used, which moves and does not add, so that bits depend on no backend. Ranks that call
+something else, or found an error, are told of by the header, on all ranks, before anything is written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Call", "Ranks"]
+
+# The words of a header before its counts: sequence, signature, status.
+_WORDS = 3
+_FINE, _FAILED = 0, 1
+# Seconds that a rank which has waited too long gives the others to say that they wait too.
+_GRACE = 1.0
+
+
+class Call:
+    """
+    What a rank does, by which ranks find out that they do different things.
+
+    Args:
+        module: the name of the module.
+        what: ``"lookup"`` or ``"backward"``.
+        mode: ``"train"`` or ``"eval"``.
+        details: whatever else must agree.
+    """
+
+    def __init__(self, module: str, what: str, mode: str, details: str = "") -> None:
+        self.module, self.what, self.mode, self.details = module, what, mode, details
+        digest = hashlib.blake2b(str(self).encode(), digest_size=8).digest()
+        self.signature = int.from_bytes(digest, "little", signed=True)
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.module} in {self.mode}()" + (f", {self.details}" if self.details else "")
+
+
+class Ranks:
+    """
+    The ranks that share tables, and the exchanges between them.
+
+    Args:
+        group: their process group. Two groups of the same ranks are made of it: gradients have one of their own, so
+            that a rank that skips a backward meets no message of another size.
+        device: of what is sent.
+        timeout: seconds after which a rank that waits for others gives up.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: float) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        limit = datetime.timedelta(seconds=timeout)
+        self.group, self._backward_group = (
+            dist.new_group(ranks, timeout=limit, backend=dist.get_backend(group), use_local_synchronization=True)
+            for _ in range(2)
+        )
+        self.device, self.timeout, self._counts = device, timeout, 0
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
+        self.sequence = 0
+        # Lookups whose backward may still come.
+        self._open = 0
+        self._broken: BaseException | None = None
+
+    def reserve(self, counts: int) -> None:
+        """Let headers have so many counts for each rank, or more: all modules' headers are as long."""
+        self._counts = max(self._counts, counts)
+
+    # ---- Exchanges ---------------------------------------------------------------------------------------------------
+
+    def headers(self, call: Call, counts: Tensor, error: Exception | None = None) -> Tensor:
+        """
+        Exchange counts, and find out whether all ranks are well and do the same.
+
+        Args:
+            call: what this rank does.
+            counts: ``[W, K]`` int64 on the host, for each rank; K is the same on all ranks.
+            error: found on this rank: all ranks raise it.
+
+        Returns:
+            ``[W, K]`` int64 on the host, from each rank.
+
+        Raises:
+            The error of the first rank that has one; RuntimeError: ranks do different things, or one does not come.
+        """
+        return self._headers(self.group, call, counts, error)
+
+    def _headers(self, group: dist.ProcessGroup, call: Call, counts: Tensor, error: Exception | None) -> Tensor:
+        if self._broken is not None:
+            raise RuntimeError(
+                f"{call}: this rank raised in the middle of an exchange before, and the others may wait for it: end "
+                "the job and start it again from a checkpoint"
+            ) from self._broken
+        if self.count == 1:
+            if error is not None:
+                raise error
+            return counts
+        self.sequence += 1
+        width = counts.shape[1]
+        out = torch.zeros(self.count, _WORDS + self._counts, dtype=torch.int64)
+        out[:, :_WORDS] = torch.tensor([self.sequence, call.signature, _FINE if error is None else _FAILED])
+        out[:, _WORDS : _WORDS + width] = counts
+        came = self._all_to_all(group, call, out.to(self.device), None, None).to("cpu")
+        if bool((came[:, 2] != _FINE).any()):
+            self._raise_for_all(error)
+        if bool((came[:, :2] != came[self.rank, :2]).any()):
+            self._raise_different(call)
+        return came[:, _WORDS : _WORDS + width]
+
+    @contextmanager
+    def exchange(self, call: Call) -> Iterator[None]:
+        """Mark this rank as of no more use if it raises between a header and the last message that belongs to it."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def send(
+        self, call: Call, parts: Sequence[Tensor], sent: Sequence[Sequence[int]], came: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """
+        Send vectors in one message to each rank.
+
+        Args:
+            call: what this rank does.
+            parts: vectors, each of which has the elements for rank 0, then those for rank 1, ...
+            sent: for each vector, how many of its elements go to each rank.
+            came: for each vector, how many elements come from each rank.
+
+        Returns:
+            Vectors of what came, in the order of ranks.
+        """
+        return self._send(self.group, call, parts, sent, came)
+
+    def _send(
+        self,
+        group: dist.ProcessGroup,
+        call: Call,
+        parts: Sequence[Tensor],
+        sent: Sequence[Sequence[int]],
+        came: Sequence[Sequence[int]],
+    ) -> list[Tensor]:
+        if self.count == 1 or not parts:
+            return list(parts)
+        sizes = [part.element_size() for part in parts]
+        flat = [part.contiguous().view(torch.uint8) for part in parts]
+        to = [[n * size for n in ns] for ns, size in zip(sent, sizes, strict=True)]
+        from_ = [[n * size for n in ns] for ns, size in zip(came, sizes, strict=True)]
+        if len(parts) == 1:
+            return [self._all_to_all(group, call, flat[0], to[0], from_[0]).view(parts[0].dtype)]
+        pieces = [part.split(ns) for part, ns in zip(flat, to, strict=True)]
+        out = torch.cat([piece[rank] for rank in range(self.count) for piece in pieces])
+        got = self._all_to_all(group, call, out, _sums(to), _sums(from_))
+        each = got.split([ns[rank] for rank in range(self.count) for ns in from_])
+        return [torch.cat(each[k :: len(parts)]).view(part.dtype) for k, part in enumerate(parts)]
+
+    # ---- Backward ----------------------------------------------------------------------------------------------------
+
+    def expect_backward(self) -> None:
+        """Count a lookup whose backward may come."""
+        self._open += 1
+
+    def send_back(
+        self, call: Call, parts: Sequence[Tensor], sent: Sequence[Sequence[int]], came: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Send vectors as :meth:`send` does, in a backward."""
+        with self.exchange(call):
+            if self._open > 1:  # which backward comes is not certain: sizes that differ would end the process
+                self._headers(self._backward_group, call, torch.zeros(self.count, 0, dtype=torch.int64), None)
+            self._open -= 1
+            return self._send(self._backward_group, call, parts, sent, came)
+
+    # ---- Errors ------------------------------------------------------------------------------------------------------
+
+    def _all_to_all(
+        self, group: dist.ProcessGroup, call: Call, x: Tensor, sent: list[int] | None, came: list[int] | None
+    ) -> Tensor:
+        out = torch.empty_like(x) if came is None else x.new_empty(sum(came))
+        began = time.monotonic()
+        try:
+            work = dist.all_to_all_single(out, x, came, sent, group=group, async_op=True)
+            assert work is not None
+            work.wait(datetime.timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            if time.monotonic() - began >= 0.9 * self.timeout:
+                self._raise_late(call, error)
+            raise RuntimeError(f"{call}: rank {self.rank} has lost another rank, which ended: {error}") from error
+        return out
+
+    def _raise_for_all(self, error: Exception | None) -> NoReturn:
+        said: list[Any] = [None] * self.count
+        dist.all_gather_object(said, None if error is None else (type(error).__name__, str(error)), group=self.group)
+        rank, (kind, text) = next((rank, each) for rank, each in enumerate(said) if each is not None)
+        raise _KINDS.get(kind, RuntimeError)(f"rank {rank}: {text}") from error
+
+    def _raise_different(self, call: Call) -> NoReturn:
+        said: list[Any] = [None] * self.count
+        dist.all_gather_object(said, f"{call} (call {self.sequence})", group=self.group)
+        other = next(rank for rank, text in enumerate(said) if text != said[0])
+        raise RuntimeError(
+            f"{call.module}: all ranks must make the same calls, got on rank 0: {said[0]}; on rank {other}: "
+            f"{said[other]}"
+        )
+
+    def _raise_late(self, call: Call, error: Exception) -> NoReturn:
+        """Say which ranks did not come: those that do not say within a moment that they wait too."""
+        store = dist.distributed_c10d._get_default_store()
+        place = f"torchsparse_rec/{self.group.group_name}/{self.sequence}/{call.what}/"
+        late = list(range(self.count))
+        try:
+            store.set(f"{place}{self.rank}", "waits")
+            time.sleep(_GRACE)
+            late = [rank for rank in range(self.count) if not store.check([f"{place}{rank}"])]
+        except RuntimeError:  # the store was in a rank that has gone
+            late.remove(self.rank)
+        raise RuntimeError(
+            f"{call}: rank {self.rank} has waited {self.timeout:g} s for {_listed(late)}, which did not make this "
+            "call: every rank must look up, and go backward, as often as the others, with an empty batch if it has no "
+            "other"
+        ) from error
+
+
+_KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError)}
+
+
+def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(ns) for ns in zip(*counts, strict=True)]
+
+
+def _listed(ranks: list[int]) -> str:
+    if not ranks:
+        return "another rank"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

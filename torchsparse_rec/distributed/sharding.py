@@ -1,0 +1,276 @@
+"""Splitting the tables of a module over the ranks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import Module, Parameter
+
+from .._torch import as_stored
+from ..nn import EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
+from ..nn.collection import Collection
+from ..tables.stale import is_parameter
+from ..tables.table import table_of
+from .collection import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
+from .machine import MACHINES
+from .plan import Plan, Replicated, as_plan
+from .planner import Planned, Use, choose, expected_distinct
+from .ranks import Ranks
+from .shards import Shards
+from .states import add_state_hooks, part_of
+
+__all__ = ["plan_of", "shard"]
+
+# Examples of a rank's batch for the planner, each with one id of each feature.
+_BATCH = 4096
+
+_SHARDED: dict[type, Any] = {
+    EmbeddingBagCollection: ShardedEmbeddingBagCollection,
+    EmbeddingCollection: ShardedEmbeddingCollection,
+}
+
+
+def shard(
+    module: Module,
+    mesh: DeviceMesh | None = None,
+    plan: Any = "auto",
+    *,
+    constraints: Mapping[str, Sequence[Any]] | None = None,
+    memory: int | None = None,
+    merge: bool = True,
+    timeout: float = 300.0,
+) -> Module:
+    """
+    Split the tables of a module's collections over the ranks of a job, in place.
+
+    Each rank keeps its part of every table, and looks up, with all others, what its own batch needs: the model's code
+    stays as it is. Parameters stay the same objects; each holds a part.
+
+    Args:
+        module: a module with collections, or one: every :class:`EmbeddingBagCollection` and
+            :class:`EmbeddingCollection` in it becomes a sharded one. Other tables stay as they are. It is the same on
+            all ranks.
+        mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
+        plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
+            ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
+            plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A table that
+            has the name of another is named with its module: ``"bags.user"``.
+        constraints: for tables by name, the plans that the planner may choose from.
+        memory: bytes that a rank has for tables and states. Default: as much as is needed.
+        merge: whether a row that several ids of a batch name travels once. Default True. False gives, for any number
+            of ranks, the bits of one process, at the price of a row and a gradient for each id.
+        timeout: seconds after which a rank that waits for others gives up, and says for which. Default 300.
+
+    Returns:
+        The module.
+
+    Raises:
+        RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; a table's
+            optimizer has states already; two modules share a table.
+        ValueError: a mesh of more than one dimension; a plan that is unknown or does not suit; tables that do not fit.
+
+    A rank's gradients are added up over ranks and divided by their number, as DistributedDataParallel does with those
+    of dense layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too:
+    that leaves these tables alone.
+
+    Example:
+        >>> from torch.distributed import TCPStore, destroy_process_group, init_process_group
+        >>> from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingBagConfig
+        >>> init_process_group("gloo", store=TCPStore("localhost", 0, 1, is_master=True), rank=0, world_size=1)
+        >>> tables = [EmbeddingBagConfig(num_embeddings=100, embedding_dim=2, name="t", feature_names=["f"])]
+        >>> model = shard(EmbeddingBagCollection(tables), plan="row_wise")
+        >>> model({"f": torch.tensor([3, 1, 4])}).values().shape
+        torch.Size([3, 2])
+        >>> destroy_process_group()
+    """
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "shard: torch.distributed must be initialised: call torch.distributed.init_process_group() first, under "
+            "torchrun"
+        )
+    found = {name: child for name, child in module.named_modules() if type(child) in _SHARDED}
+    mesh = _mesh(mesh, found)
+    group = mesh.get_group()
+    ranks = mesh.size()
+    error, planned, texts = None, Planned({}, [], []), []
+    try:
+        names = _check(module, found)
+        given = _given(plan, names, ranks)
+        uses = [_use(name, each, k) for name, (each, k) in names.items()]
+        machine = MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
+        planned = choose(uses, ranks, memory, machine, given, constraints)
+        texts = [_text(name, each, k, planned, merge) for name, (each, k) in names.items()]
+    except (TypeError, ValueError, RuntimeError) as raised:
+        error = raised
+    _agree(group, error, texts)
+    shared = Ranks(group, next(iter(found.values())).device, timeout)
+    for title, each in found.items():
+        plans = [planned.tables[name].plan for name, (owner, _) in names.items() if owner is each]
+        weights = each._stored_weights()
+        pooled = isinstance(each, EmbeddingBagCollection)
+        dtypes = [weight.dtype for weight in weights]
+        its = (title or type(each).__name__, plans, each._whole, each._features, dtypes, pooled, merge)
+        for weight, of_table in zip(weights, plans, strict=True):
+            _cut(weight, of_table, shared)
+        each.__class__ = _SHARDED[type(each)]
+        each._shards = Shards(*its, shared)
+        each._forget_lookups()
+        add_state_hooks(each)
+    vars(module)["_torchsparse_rec_planned"] = planned
+
+    return module
+
+
+def plan_of(module: Module) -> Planned:
+    """
+    Return where the tables of a module are, as :func:`shard` chose.
+
+    Args:
+        module: that :func:`shard` was given.
+
+    Returns:
+        An object to print: for each table rows, bytes, plan, ranks, bytes sent in a step, time, and the reason in
+        words. The same on all ranks.
+
+    Raises:
+        ValueError: the module was not given to :func:`shard`.
+    """
+    planned = vars(module).get("_torchsparse_rec_planned")
+    if planned is None:
+        raise ValueError(f"plan_of: module must be one that shard() was given, got a {type(module).__name__}")
+    return planned  # type: ignore[no-any-return]
+
+
+def _mesh(mesh: DeviceMesh | None, found: Mapping[str, Collection]) -> DeviceMesh:
+    if mesh is None:
+        device = next(iter(found.values())).device.type if found else "cpu"
+        return init_device_mesh("cuda" if device == "cuda" else "cpu", (dist.get_world_size(),))
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"shard: mesh must have one dimension, got {mesh.ndim}, {list(mesh.shape)}: take one of them, such as "
+            f"mesh[{(mesh.mesh_dim_names or ('name',))[0]!r}]"
+        )
+    return mesh
+
+
+def _check(module: Module, found: Mapping[str, Collection]) -> dict[str, tuple[Collection, int]]:
+    """Return the collection and number of each table, by a name that no other table has."""
+    if not found:
+        raise ValueError(
+            "shard: module must have an EmbeddingBagCollection or EmbeddingCollection that is not sharded yet, got "
+            f"a {type(module).__name__} with none"
+        )
+    owners: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in owners and any(parameter is w for each in found.values() for w in each._stored_weights()):
+            raise RuntimeError(
+                f"shard: two modules share a table, {owners[id(parameter)]!r} and {name!r}: copy it first"
+            )
+        owners[id(parameter)] = name
+    all_names = [config.name for each in found.values() for config in each._configs]
+    names: dict[str, tuple[Collection, int]] = {}
+    for title, each in found.items():
+        for k, (config, weight) in enumerate(zip(each._configs, each._stored_weights(), strict=True)):
+            unique = config.name if all_names.count(config.name) == 1 else f"{title}.{config.name}".lstrip(".")
+            _check_table(unique, each._tables[k], weight)
+            names[unique] = each, k
+    return names
+
+
+def _check_table(name: str, table: Module, weight: Parameter) -> None:
+    if isinstance(table, EmbeddingVariable):
+        raise ValueError(f"shard: table {name!r} must have a fixed number of rows, got an EmbeddingVariable")
+    if weight.device.type == "meta":
+        raise ValueError(f"shard: table {name!r} must have values, got one on meta")
+    if not is_parameter(weight):
+        raise ValueError(f"shard: the weight of table {name!r} must be a parameter, got one that is computed")
+    if table_of(weight).rows is not None:
+        raise RuntimeError(f"shard: the optimizer of table {name!r} has states of the whole table: make it afterwards")
+
+
+def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -> dict[str, Plan]:
+    """Return the plans that the user has given, by table."""
+    if isinstance(plan, str) and plan == "auto":
+        return {}
+    plans = plan if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
+    for name in plans:
+        if name not in names:
+            raise ValueError(f"shard: plan must name tables, {', '.join(map(repr, names))}, got {name!r}")
+    return {
+        name: as_plan(name, given, ranks, names[name][0]._configs[names[name][1]].embedding_dim)
+        for name, given in plans.items()
+        if given != "auto"
+    }
+
+
+def _use(name: str, collection: Collection, k: int) -> Use:
+    """Describe a table for the planner, and what a step does with it where no batch is known yet."""
+    config, weight = collection._configs[k], collection._stored_weights()[k]
+    ids = _BATCH * len(config.feature_names)
+    row = weight.element_size() * config.embedding_dim
+    return Use(
+        name,
+        config.num_embeddings,
+        config.embedding_dim,
+        weight.element_size(),
+        2 * row,
+        ids,
+        expected_distinct(ids, config.num_embeddings),
+        ids,
+        isinstance(collection, EmbeddingBagCollection),
+    )
+
+
+def _text(name: str, collection: Collection, k: int, planned: Planned, merge: bool) -> tuple[str, str]:
+    """Return a table's name, and all that must be the same on all ranks."""
+    config, weight = collection._configs[k], collection._stored_weights()[k]
+    plan = planned.tables[name].plan
+    with torch.no_grad(), as_stored():
+        copies = _digest(weight) if isinstance(plan, Replicated) else 0
+    said = (config.num_embeddings, config.embedding_dim, weight.dtype, config.feature_names, weight.requires_grad)
+    return name, repr((*said, collection.grad_mode, plan, merge, copies, type(collection).__name__))
+
+
+def _digest(weight: Tensor) -> int:
+    """Return a number that differs for different values."""
+    bits = weight.contiguous().view(torch.uint8).long()
+    places = torch.arange(bits.numel(), device=bits.device).view(bits.shape)
+    return int((bits * (places * 2654435761 + 1)).sum())
+
+
+def _agree(group: dist.ProcessGroup, error: Exception | None, texts: list[tuple[str, str]]) -> None:
+    """Raise on all ranks if one has an error, or others tables than rank 0."""
+    said: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, (None if error is None else f"{type(error).__name__}: {error}", texts), group=group)
+    if error is not None:
+        raise error
+    for rank, (failed, _) in enumerate(said):
+        if failed is not None:
+            raise RuntimeError(f"shard: rank {rank} raised {failed}")
+    for rank, (_, other) in enumerate(said):
+        for mine, its in zip(said[0][1], other, strict=False):
+            if mine != its:
+                raise RuntimeError(
+                    f"shard: all ranks must have the same tables, got {mine[0]!r} {mine[1]} on rank 0 and {its[0]!r} "
+                    f"{its[1]} on rank {rank}"
+                )
+        if len(other) != len(said[0][1]):
+            raise RuntimeError(
+                f"shard: all ranks must have the same tables, got {len(said[0][1])} on rank 0 and {len(other)} on rank "
+                f"{rank}"
+            )
+
+
+@torch.no_grad()
+def _cut(weight: Parameter, plan: Plan, ranks: Ranks) -> None:
+    """Let a parameter keep this rank's part of its table."""
+    table = table_of(weight)
+    table.flush()
+    # table.part = Part(ranks.group, isinstance(plan, Replicated), name)
+    with as_stored():
+        weight.data = part_of(weight.data, plan, ranks.rank, ranks.count)

@@ -1,0 +1,171 @@
+"""Lookups in the tables of one module, which are split over ranks: each is an exchange in which all ranks take part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..nn.plan import Ids, Plan
+from ..tables.table import table_of
+from ._bags import Bags, Unit
+from ._ids import check_ids
+from ._rows import Rows
+from .exchange import LookUp, Place, exchange, scale_gradient
+from .plan import ColumnWise, Replicated, RowWise, TableWise
+from .plan import Plan as TablePlan
+from .ranks import Call, Ranks
+
+__all__ = ["Shards", "columns"]
+
+
+class Shards:
+    """
+    Where a module's tables are, and how they are looked up there.
+
+    Args:
+        name: of the module, for errors.
+        plans: of each table.
+        whole: the module's plan of lookups, as on one process.
+        features: the names of what the plan calls keys.
+        dtypes: of each table.
+        pooled: whether results are pooled.
+        merge: whether an id of a table travels once, however often it occurs.
+        ranks: that share the tables.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plans: Sequence[TablePlan],
+        whole: Plan,
+        features: Sequence[str],
+        dtypes: Sequence[torch.dtype],
+        pooled: bool,
+        merge: bool,
+        ranks: Ranks,
+    ) -> None:
+        self.name, self.plans, self.ranks = name, list(plans), ranks
+        self._features = features
+        groups: dict[tuple[bool, int, torch.dtype], list[int]] = {}
+        units: list[Unit] = []
+        for k, plan in enumerate(plans):
+            if isinstance(plan, (RowWise, Replicated)):
+                groups.setdefault((isinstance(plan, Replicated), whole.dims[k], dtypes[k]), []).append(k)
+                continue
+            for lookup in whole.lookups_of([k]):
+                its = columns(plan, whole.dims[k])
+                units += [Unit(owner, lookup, k, whole.keys[lookup], begin, end) for owner, (begin, end) in its]
+        where = ranks.rank, ranks.count, pooled
+        self._ways: list[Rows | Bags] = [
+            Rows(whole, tables, features, dtype, *where, merge, copied) for (copied, _, dtype), tables in groups.items()
+        ]
+        if units:
+            sent_as = reduce(torch.promote_types, [dtypes[unit.table] for unit in units])
+            self._ways.append(Bags(whole, sorted(units), features, sent_as, *where))
+        self._has_bags = bool(units)
+        # Gradients are divided by W. By a power of two that is exact, wherever it is done: where they are shortest. By
+        # another number it is done at once, to the gradients of results, as one process would.
+        exact = ranks.count & (ranks.count - 1) == 0
+        self._at_once, self._on_the_way = (1.0, 1 / ranks.count) if exact else (1 / ranks.count, 1.0)
+        ranks.reserve(sum(way.width for way in self._ways))
+
+    @contextmanager
+    def told(self, training: bool) -> Iterator[None]:
+        """Tell the other ranks of an error that comes before this rank has told them of its lookup."""
+        ranks, before = self.ranks, self.ranks.sequence
+        try:
+            yield
+        except Exception as error:
+            if ranks.sequence == before:
+                call = Call(self.name, "lookup", "train" if training else "eval")
+                ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
+            raise
+
+    def look_up(
+        self, places: Sequence[int], ids: Ids, weights: Sequence[Tensor], training: bool, look_up: LookUp
+    ) -> Tensor:
+        """
+        Return the results of the module's lookups, as on one process.
+
+        Args:
+            places: the place of each feature among the keys of ``ids``.
+            ids: of this rank's batch.
+            weights: this rank's parts of the tables.
+            training: whether the module trains.
+            look_up: the module's way to look up its parts.
+
+        Raises:
+            Errors of ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
+        """
+        ranks, given = self.ranks, ids.per_sample_weights
+        wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+        details = ["with gradients" if wanted else "without gradients"]
+        if given is not None:
+            details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
+            ids = ids._replace(per_sample_weights=scale_gradient(given, 1 / self._at_once))
+        call = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details))
+        error, asked, counts = None, [], torch.zeros(ranks.count, 0, dtype=torch.int64)
+        try:
+            self._check(weights)
+            names = dict(zip(places, self._features, strict=True))
+            check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
+            asked = [way.ask(ids, places) for way in self._ways]
+            counts = torch.cat([each.counts for each in asked], 1)
+        except Exception as raised:
+            error = raised
+        told = ranks.headers(call, counts, error)
+        with ranks.exchange(call):
+            result = self._exchanged(call, ids, asked, told, wanted, look_up)
+        return scale_gradient(result, self._at_once)
+
+    def _check(self, weights: Sequence[Tensor]) -> None:
+        for weight, plan in zip(weights, self.plans, strict=True):
+            optimizer = table_of(weight).optimizer if isinstance(plan, ColumnWise) else None
+            if optimizer is not None and optimizer.steps_whole_rows:
+                raise ValueError(
+                    f"{self.name}: {type(optimizer).__name__} steps whole rows, but the plan of a table is ColumnWise, "
+                    "which splits them: use RowWise or TableWise for it"
+                )
+
+    def _exchanged(
+        self, call: Call, ids: Ids, asked: Sequence[Any], told: Tensor, wanted: bool, look_up: LookUp
+    ) -> Tensor:
+        ranks, ways = self.ranks, self._ways
+        came = told.split([way.width for way in ways], 1)
+        sizes = [size for way, a, c in zip(ways, asked, came, strict=True) for size in way.payload_sizes(a, c)]
+        # Weights travel with bags alone, and their gradients back.
+        weights = ids.per_sample_weights if self._has_bags and torch.is_grad_enabled() else None
+        travels = weights is not None and weights.requires_grad
+        parts = [part for a in asked for part in a.parts]
+        got = exchange(ranks, call, sizes, parts, self._leaf() if travels else None, 1 / self._on_the_way)
+        # All ranks go back through both exchanges, or none through any.
+        anchor = got[-1] if travels else self._leaf() if wanted else None
+        answers, at = [], 0
+        for way, a, c in zip(ways, asked, came, strict=True):
+            answers.append(way.answer(got[at : at + len(a.parts)], c, look_up))
+            at += len(a.parts)
+        answer_sizes = [way.answer_sizes(a, c) for way, a, c in zip(ways, asked, came, strict=True)]
+        values = exchange(ranks, call, answer_sizes, answers, anchor, self._on_the_way)
+        found: list[tuple[Place, Tensor]] = []
+        for way, a, c, value in zip(ways, asked, came, values, strict=True):
+            found += way.results(a, value, c, ids.side_by_side)
+        if len(found) == 1:
+            return found[0][1]
+        return torch.cat([x for _, x in sorted(found, key=lambda pair: pair[0])], -1)
+
+    def _leaf(self) -> Tensor:
+        return torch.zeros((), device=self.ranks.device, requires_grad=True)
+
+
+def columns(plan: TableWise | ColumnWise, dim: int) -> list[tuple[int, tuple[int, int]]]:
+    """Return the ranks that have a table, each with the columns it has."""
+    if isinstance(plan, TableWise):
+        assert plan.rank is not None
+        return [(plan.rank, (0, dim))]
+    assert plan.ranks is not None
+    return list(zip(plan.ranks, ColumnWise.columns(dim, len(plan.ranks)), strict=True))
