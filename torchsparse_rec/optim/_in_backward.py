@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from ..tables.gradients import StepGroup
     from .row_optimizer import Rule
 
-__all__ = ["InBackward"]
+__all__ = ["InBackward", "already_written"]
 
 _ALREADY_WRITTEN = (
     "{}, but backward() has already updated a table in grad_mode='fused' for this step: choose grad_mode='sparse' for "
     "the table or, if its mode is 'auto', an optimizer without in_backward=True"
 )
+
+
+def already_written(what: str) -> RuntimeError:
+    """Return the error of somebody who was about to do ``what``, too late: a backward has stepped a table."""
+    return RuntimeError(_ALREADY_WRITTEN.format(what))
 
 
 class InBackward(Checkpoints):
@@ -56,15 +61,11 @@ class InBackward(Checkpoints):
             rule = self._rule(group)
             now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
             if now != (done.rule, done.hyperparameters, done.maximize):
-                raise RuntimeError(
-                    _ALREADY_WRITTEN.format(f"{type(self).__name__}: a hyperparameter has changed before step()")
-                )
+                raise already_written(f"{type(self).__name__}: a hyperparameter has changed before step()")
             if any(grad_of(parameter) is not None for parameter in done.parameters):
-                raise RuntimeError(
-                    _ALREADY_WRITTEN.format(
-                        f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied "
-                        "weights, a penalty on weight)"
-                    )
+                raise already_written(
+                    f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied weights, "
+                    "a penalty on weight)"
                 )
 
     def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
@@ -73,9 +74,13 @@ class InBackward(Checkpoints):
 
         ``what``, the beginning of the message, names what the caller was about to do: it would come too late.
         """
+        if self.has_stepped(parameters):
+            raise already_written(what)
+
+    def has_stepped(self, parameters: Iterable[Tensor]) -> bool:
+        """Say whether a backward has stepped one of the parameters since the last step."""
         stepped = {id(parameter) for done in self._stepped for parameter in done.parameters}
-        if any(id(parameter) in stepped for parameter in parameters):
-            raise RuntimeError(_ALREADY_WRITTEN.format(what))
+        return any(id(parameter) in stepped for parameter in parameters)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -1,17 +1,26 @@
-"""torch's gradient clipping, for sparse gradients too."""
+"""torch's gradient clipping, for sparse gradients and for tables over several ranks too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import utils
 
 from ..tables.gradients import coalesced
-from ..tables.table import table_if_any
+from ..tables.part import plain
+from ..tables.table import split_part, table_if_any
+from ._in_backward import already_written
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from .row_optimizer import RowOptimizer
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
@@ -30,6 +39,10 @@ def clip_grad_norm_(
     Works as :func:`torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. Rows that occur more than once are
     merged before the norm is taken.
 
+    Where tables are split over ranks (:mod:`torchsparse_rec.distributed`), the norm is that of all ranks' parts; dense
+    layers and replicated tables, whose gradients all ranks have, count once. All ranks must call it, with the same
+    parameters in the same order: each sends its norm to the others, once for every process group.
+
     Args:
         parameters: a parameter, or an iterable of them.
         max_norm: the norm that is not exceeded afterwards.
@@ -38,11 +51,11 @@ def clip_grad_norm_(
         foreach: as torch's. Default None.
 
     Returns:
-        The norm before scaling, over all gradients as one vector, without dimensions.
+        The norm before scaling, over all gradients as one vector, without dimensions. The same on all ranks.
 
     Raises:
         RuntimeError: the norm is not finite, with ``error_if_nonfinite``; or backward() has already updated a table in
-            ``grad_mode="fused"``.
+            ``grad_mode="fused"``. All ranks raise alike.
 
     Source: ``torch.nn.utils.clip_grad_norm_``.
 
@@ -54,8 +67,14 @@ def clip_grad_norm_(
         >>> table.weight.grad.to_dense().flatten()
         tensor([0.0000, 0.6000, 0.8000, 0.0000])
     """
-    gradients = _gradients("clip_grad_norm_", parameters)
-    total = utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    gradients = _gradients(parameters)
+    if any(split_part(parameter) is not None for parameter in parameters):
+        total = _norm_over_ranks(parameters, norm_type, error_if_nonfinite, foreach)
+    else:
+        if _has_stepped(parameters):
+            raise already_written("clip_grad_norm_: gradients are to be clipped")
+        total = utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
     utils.clip_grads_with_norm_(_holding(gradients), max_norm, total, foreach)
     return total
 
@@ -85,7 +104,10 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
         >>> table.weight.grad.to_dense().flatten().tolist()
         [0.0, 1.5, 1.0, 0.0]
     """
-    gradients = _gradients("clip_grad_value_", parameters)
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if _has_stepped(parameters):
+        raise already_written("clip_grad_value_: gradients are to be clipped")
+    gradients = _gradients(parameters)
     if gradients:
         utils.clip_grad_value_(_holding(gradients), clip_value, foreach)
 
@@ -95,17 +117,51 @@ def _holding(gradients: list[Tensor]) -> list[Any]:
     return [SimpleNamespace(grad=grad) for grad in gradients]
 
 
-def _gradients(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+def _norm_over_ranks(
+    parameters: list[Tensor], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
+) -> Tensor:
+    """Return the norm of all ranks' parts and of what this rank has whole; raise on all ranks or on none."""
+    groups: dict[ProcessGroup | None, list[Tensor]] = {}
+    whole: list[Tensor] = []
+    for parameter in parameters:
+        part = split_part(parameter)
+        (whole if part is None else groups.setdefault(part.group, [])).append(parameter)
+    stepped = _has_stepped(parameters)
+    messages = []
+    for group, parts in groups.items():
+        norm = utils.get_total_norm(_gradients(parts), norm_type, foreach=foreach)
+        # Gathered, not added up: the bits depend on no backend, and every norm_type is the same message.
+        mine = torch.tensor([0.0, stepped], dtype=torch.float64, device=parts[0].device)
+        mine[0] = norm
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(everyone, mine, group=group)
+        messages += everyone
+    norms, any_stepped = torch.stack(messages).unbind(1)
+    # A GPU is waited for only where a table can have been stepped.
+    if any(optimizer.in_backward for optimizer in _optimizers(parameters)) and any_stepped.any():
+        raise already_written("clip_grad_norm_: gradients are to be clipped")
+    here = utils.get_total_norm(_gradients(whole), norm_type, foreach=foreach)
+    total = utils.get_total_norm([norms, here.double()], norm_type, error_if_nonfinite)
+    return total.to(reduce(torch.promote_types, {p.dtype for p in parameters}, torch.float32))
+
+
+def _optimizers(parameters: list[Tensor]) -> set[RowOptimizer]:
+    tables = [table for parameter in parameters if (table := table_if_any(parameter)) is not None]
+    return {optimizer for table in tables if (optimizer := table.optimizer) is not None}
+
+
+def _has_stepped(parameters: list[Tensor]) -> bool:
+    """Say whether a backward has stepped a table, whose gradient can be clipped no more."""
+    return any(optimizer.has_stepped(parameters) for optimizer in _optimizers(parameters))
+
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
     """
     Return the strided tensors that hold the parameters' gradients.
 
     A sparse ``.grad`` with repeated rows is replaced by one with merged rows, whose values are returned.
     """
     gradients: list[Tensor] = []
-    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    tables = [table for parameter in parameters if (table := table_if_any(parameter)) is not None]
-    for optimizer in {optimizer for table in tables if (optimizer := table.optimizer) is not None}:
-        optimizer.refuse_stepped(f"{function}: gradients are to be clipped", parameters)
     for parameter in parameters:
         grad = parameter.grad
         if grad is None:
@@ -115,5 +171,5 @@ def _gradients(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Ten
                 parameter.grad = grad = coalesced(grad).to(grad.dtype)
             grad = grad._values()
         if grad.numel() > 0:  # torch finds no largest element of an empty tensor
-            gradients.append(grad)
+            gradients.append(plain(grad))
     return gradients

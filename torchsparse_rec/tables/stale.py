@@ -4,12 +4,15 @@ The class of parameters that have stale rows: these are flushed before code outs
 Modules and optimizers of this package know which rows are stale, and work on tables as they are stored
 (:data:`~torchsparse_rec.ops.autograd.as_stored`). When other code calls a function of torch on such a parameter,
 torch calls :meth:`StaleParameter.__torch_function__` first.
+
+Parameters that are one rank's part of a table have the class too, always: it sees who reads their gradient.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,9 +20,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, grad_of
-from .table import table_if_any
+from .part import Part, mark_gradient, passed_on, refuse_one_rank
+from .table import split_part, table_if_any, table_of
 
-__all__ = ["StaleParameter", "can_be_stale", "is_parameter", "mark_fresh", "mark_stale"]
+__all__ = ["StaleParameter", "can_be_stale", "is_parameter", "mark_fresh", "mark_stale", "set_part"]
 
 # Functions and attributes that read and write no element: they need no flush.
 _METADATA = {
@@ -48,29 +52,22 @@ _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # t
 
 class StaleParameter(Parameter):
     """
-    A table's parameter while an optimizer of this package may leave rows of it stale. Copies are plain Parameters.
+    A table's parameter while an optimizer of this package may leave rows of it stale, or other ranks have parts of it.
 
-    A flush does not change the class back: compilers recompile whenever a parameter's class changes.
+    Copies are plain Parameters. A flush does not change the class back: compilers recompile whenever a parameter's
+    class changes.
     """
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Flush the parameter's stale rows, then call ``func`` as for a plain Parameter."""
         kwargs = {} if kwargs is None else kwargs
-        others = tuple(other for other in types if other is not cls)
-        if func not in _METADATA or others:
+        if func not in _METADATA or any(other is not cls for other in types):
             if not torch.compiler.is_compiling():
                 _flush_among([args, kwargs])
             elif not torch.compiler.is_exporting():
                 _flush_untraced([args, kwargs])
-        for other in others:
-            result = other.__torch_function__(func, others, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        if others:
-            return NotImplemented
-        with as_stored():
-            result = func(*args, **kwargs)
+        result = passed_on(cls, func, types, args, kwargs)
         if func is Tensor.detach and not torch.compiler.is_compiling():
             if sys._getframe(1).f_code is Parameter.__new__.__code__:  # it checks that detach() keeps the class
                 result.__class__ = cls
@@ -82,14 +79,13 @@ class StaleParameter(Parameter):
         The gradient, as of every parameter, without a flush.
 
         Raises:
-            RuntimeError: torch is clipping gradients, and a backward has already stepped the table.
+            RuntimeError: torch is clipping gradients, and a backward has already stepped the table; or a function of
+                torch reads it that would take one rank's part for the whole table.
         """
         with as_stored():
             grad = grad_of(self)
-        if grad is None and not torch.compiler.is_compiling():
-            table = table_if_any(self) if sys._getframe(1).f_code.co_filename == _CLIPPING else None
-            if table is not None and table.optimizer is not None:
-                table.optimizer.refuse_stepped("torch.nn.utils: gradients are to be clipped", [self])
+        if not torch.compiler.is_compiling():  # compilers cannot follow frames
+            _check_reader(self, grad, sys._getframe(1))
         return grad
 
     @grad.setter
@@ -111,6 +107,19 @@ class StaleParameter(Parameter):
                 values = self.detach().clone(memory_format=torch.preserve_format)
             memo[id(self)] = Parameter(values, self.requires_grad)
         return memo[id(self)]
+
+
+def _check_reader(parameter: Tensor, grad: Tensor | None, reader: FrameType) -> None:
+    """Raise ``RuntimeError`` if the code that reads a gradient would take it for what it is not."""
+    part = split_part(parameter)
+    if part is not None:
+        refuse_one_rank(part, reader)
+        if grad is not None and not reader.f_globals.get("__name__", "").startswith("torch."):
+            mark_gradient(grad)  # it may come to torch.nn.utils.get_total_norm, which sees no parameter
+    if grad is None:
+        table = table_if_any(parameter) if reader.f_code.co_filename == _CLIPPING else None
+        if table is not None and table.optimizer is not None:
+            table.optimizer.refuse_stepped("torch.nn.utils: gradients are to be clipped", [parameter])
 
 
 def can_be_stale(parameter: Tensor) -> bool:
@@ -137,9 +146,30 @@ def mark_stale(parameters: Iterable[Tensor]) -> None:
 
 
 def mark_fresh(parameter: Tensor) -> None:
-    """Make a parameter that has no stale rows a plain Parameter again."""
-    if type(parameter) is StaleParameter:
+    """Make a parameter that has no stale rows a plain Parameter again, unless it is a part."""
+    if type(parameter) is StaleParameter and split_part(parameter) is None:
         parameter.__class__ = Parameter  # type: ignore[assignment]
+
+
+def set_part(parameter: Tensor, part: Part) -> None:
+    """
+    Note that a parameter is one rank's part of a table, so that clipping sees all ranks, and torch's functions raise.
+
+    Args:
+        parameter: the part, also where it has no rows. It may have been noted before.
+        part: what it is a part of.
+
+    Raises:
+        TypeError: the table is split, and its parameter has a class of the user's: torch's functions could not raise.
+    """
+    if not part.replicated:
+        if not can_be_stale(parameter):
+            raise TypeError(
+                f"table {part.name!r}: to be split over ranks its parameter must be a torch.nn.Parameter, got "
+                f"{type(parameter).__name__}"
+            )
+        parameter.__class__ = StaleParameter  # type: ignore[assignment]
+    table_of(parameter).part = part
 
 
 def _flush_among(arguments: Any) -> None:

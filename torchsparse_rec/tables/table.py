@@ -19,6 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
     from .clock import Clock
+    from .part import Part
 
 __all__ = [
     "Collected",
@@ -34,6 +35,7 @@ __all__ = [
     "growing_among",
     "is_growing_stale",
     "note_change",
+    "split_part",
     "table_if_any",
     "table_of",
     "writing",
@@ -132,7 +134,7 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "collected", "growing", "_optimizer", "_rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "collected", "growing", "part", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
@@ -140,6 +142,7 @@ class Table:
         self.owned = False
         self.collected: Collected | None = None
         self.growing: weakref.ref[Growing] | None = None
+        self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
         self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
         for optimizer in list(_optimizers):
@@ -219,6 +222,11 @@ class Table:
 
     def forget(self) -> None:
         """Drop the parameter, which torch is about to swap: torch swaps only what has no weak references."""
+        if self.part is not None:
+            raise RuntimeError(
+                f"table {self.part.name!r} is shared over ranks, which its parameter would forget when torch swaps it: "
+                "call torch.__future__.set_swap_module_params_on_conversion(False) before"
+            )
         self.release()
         _tables.pop(id(self.parameter), None)
         self._parameter = _nothing
@@ -290,6 +298,12 @@ def table_of(parameter: Tensor) -> Table:
     table = _tables.get(id(parameter))
     # Two threads may make a table each: setdefault keeps one of them.
     return _tables.setdefault(id(parameter), Table(parameter)) if table is None else table
+
+
+def split_part(parameter: Tensor) -> Part | None:
+    """Return what a parameter is a part of, where other ranks have other parts; None for all other parameters."""
+    table = _tables.get(id(parameter))
+    return table.part if table is not None and table.part is not None and not table.part.replicated else None
 
 
 def forget_collected(parameters: Iterable[Tensor]) -> None:
