@@ -8,7 +8,7 @@ never a wrong number. The tests try each name and each substitute.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -173,6 +173,25 @@ def is_made_by_zero() -> bool:
 def is_in_ddp() -> bool:
     """Say whether this is within the forward of a DistributedDataParallel. False where torch does not tell."""
     return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+
+
+def parameters_of_active_ddp() -> Sequence[Tensor]:
+    """
+    Return the parameters of the DistributedDataParallel within whose forward this is, less those that it leaves out.
+
+    Empty where there is none, or where torch does not tell.
+    """
+    active = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    return getattr(active, "_module_parameters", ())
+
+
+def ignore_in_ddp(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Have a DistributedDataParallel that is given this module leave out these parameters too, besides others."""
+    known = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    # DDP forms the names of the outermost module's own parameters in two ways, one of which begins with a dot.
+    both = [form for name in names for form in ((name,) if "." in name else (name, f".{name}"))]
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(module, list(dict.fromkeys([*known, *both])))
 
 
 def is_in_fsdp(module: torch.nn.Module) -> bool:

@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.distributed.ddp import check_not_in_ddp, leave_out_of_ddp
+from torchsparse_rec.distributed.losses import global_mean
 from torchsparse_rec.tables.part import Part
 from torchsparse_rec.tables.stale import StaleParameter, set_part
 
@@ -231,10 +234,106 @@ def accumulate(rank: int) -> None:
             close(mine.state_dict()["weight"], whole.state_dict()["weight"][rank::2])
 
 
+# ---- DistributedDataParallel -----------------------------------------------------------------------------------------
+
+
+class Child(torch.nn.Module):
+    """A table, which checks as sharded modules do."""
+
+    def __init__(self, rank: int, mode: str) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, DIM, grad_mode=mode)
+        self.table.weight.data.fill_(rank + 1.0)
+        set_part(self.table._parameters["weight"], Part(None, False, "t"))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        check_not_in_ddp(self.table.parameters())
+        return self.table(ids)
+
+
+class Parent(torch.nn.Module):
+    """A child, a dense layer, a part of its own, and a table that no part is of."""
+
+    def __init__(self, rank: int, mode: str) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.child, self.head = torch.nn.ModuleList([Child(rank, mode)]), torch.nn.Linear(DIM, 1)
+        self.again = self.child[0].table  # under another name
+        self.own = part_of(torch.full((ROWS, DIM), rank + 1.0), rank)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        check_not_in_ddp([self.own])
+        return self.head(self.child[0](ids) + self.own[0])
+
+
+def ddp_that_holds_parts(rank: int) -> None:
+    ids = torch.tensor([1, 2])
+    for left_out in ("", "own"):
+        model = Parent(rank, "dense")
+        if left_out:
+            model._ddp_params_and_buffers_to_ignore = ["own", ".own"]
+        wrapped = DistributedDataParallel(model)
+        assert (model.child[0].table.weight == 1).all()  # rank 0's, on both
+        with raising("table 't' is shared.*leave_out_of_ddp.parent."):
+            wrapped(ids)
+        assert model(ids).shape == (2, 1)  # on its own
+
+
+def ddp_that_leaves_parts_out(rank: int) -> None:
+    ids = torch.tensor([1, 2 + rank])
+    for mode in ("dense", "sparse", "fused"):
+        for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+            model = Parent(rank, mode)
+            model._ddp_params_and_buffers_to_ignore = {"something"}
+            leave_out_of_ddp(model)
+            assert "something" in model._ddp_params_and_buffers_to_ignore
+            wrapped = DistributedDataParallel(model, **options)
+            optimizer = optim.SGD(model.parameters(), lr=0.1, in_backward=mode == "fused")
+            table = model.child[0].table
+            assert (table.weight == rank + 1).all() and (model.own == rank + 1).all()
+            for _ in range(2):
+                wrapped(ids).sum().backward()
+                check_equal_on_ranks(model.head.weight.grad)
+                assert model.own.grad[0].any()
+                optimizer.step()
+                optimizer.zero_grad()
+            check_equal_on_ranks(model.head.weight)
+            changed = (table.weight != rank + 1).any(1).nonzero()[:, 0]
+            assert changed.tolist() == ids.tolist()
+
+
+# ---- Losses ----------------------------------------------------------------------------------------------------------
+
+
+def mean_of_all_losses(rank: int) -> None:
+    weight = drawn(0, DIM).requires_grad_()
+    for sizes in ((5, 2), (5, 0), (0, 1), (4, 4), (0, 0)):
+        examples = drawn(1, sum(sizes), DIM)
+        here = examples.split(sizes)[rank]
+        for dtype in (torch.float32, torch.float64):
+            losses = (here @ weight).square().to(dtype)
+            loss = global_mean(losses)
+            assert loss.shape == () and loss.dtype == dtype
+            (grad,) = torch.autograd.grad(loss, weight)
+            both = torch.stack([grad, loss.detach().float().expand(DIM)])
+            dist.all_reduce(both)
+            if sum(sizes) == 0:
+                assert not both.any()
+                continue
+            want = (examples @ weight).square().mean()
+            close(both[0] / 2, torch.autograd.grad(want, weight)[0])
+            close(both[1, 0] / 2, want)
+            if sizes == (4, 4):
+                assert torch.equal(loss, losses.mean())
+    one = dist.new_subgroups(1)[0]
+    assert global_mean(torch.ones(rank + 1) * 3, one) == 3
+
+
 CASES = {
     case.__name__: case
     for case in (
         *(clip_norms, clip_dtypes, clip_a_norm_that_is_not_finite, clip_where_one_rank_has_stepped, clip_values),
         *(scale, scale_by_a_fused_step_that_asks_no_other_rank, accumulate),
+        *(ddp_that_holds_parts, ddp_that_leaves_parts_out, mean_of_all_losses),
     )
 }

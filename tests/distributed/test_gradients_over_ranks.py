@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.distributed.ddp import leave_out_of_ddp
+from torchsparse_rec.distributed.losses import global_mean
 from torchsparse_rec.tables.part import Part, PartGradient
 from torchsparse_rec.tables.stale import set_part
 from torchsparse_rec.tables.table import table_of
@@ -267,3 +269,14 @@ def test_a_part_is_not_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
             table.float()
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_mean_is_no_loss_of_examples() -> None:
+    with pytest.raises(ValueError, match="global_mean: losses must have one element for each example, got a scalar"):
+        global_mean(torch.tensor(1.0))
+
+
+def test_a_module_without_parts_leaves_nothing_out() -> None:
+    model = torch.nn.Linear(2, 2)
+    leave_out_of_ddp(model)
+    assert list(model._ddp_params_and_buffers_to_ignore) == []

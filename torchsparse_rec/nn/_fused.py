@@ -98,7 +98,8 @@ class FusedLookups:
             raise RuntimeError(_HAS_GRAD)
         if any(has_hooks(weight) for weight, want in zip(tables.weights, wanted, strict=True) if want):
             raise RuntimeError(_HAS_HOOKS)
-        if is_in_ddp():
+        # That a part of a table is left out of it, its module has checked.
+        if is_in_ddp() and any(table.part is None for table in tables.tables):
             raise RuntimeError(_IN_DDP)
 
     def _by_optimizer(self, tables: TableSet, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
