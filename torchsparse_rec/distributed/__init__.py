@@ -1,5 +1,9 @@
 """Tables over several ranks: splitting them, and what of training sees all ranks."""
 
+from .ddp import leave_out_of_ddp as leave_out_of_ddp
+from .losses import global_mean as global_mean
+from .machine import Machine as Machine
+from .machine import calibrate as calibrate
 from .plan import ColumnWise as ColumnWise
 from .plan import Replicated as Replicated
 from .plan import RowWise as RowWise

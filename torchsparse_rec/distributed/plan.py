@@ -1,12 +1,18 @@
-"""Where a table is: the plans that a user may give."""
+"""Where a table is: the plans that a user may give, and what was chosen."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ColumnWise", "Plan", "Replicated", "RowWise", "TableWise", "as_plan"]
+if TYPE_CHECKING:
+    from .cost import Use
+
+__all__ = ["Chosen", "ColumnWise", "Plan", "Planned", "Replicated", "RowWise", "TableWise", "as_plan", "milliseconds"]
 
 
 @dataclass(frozen=True)
@@ -150,3 +156,128 @@ def _checked(table: str, named: Sequence[int], ranks: int) -> tuple[int, ...]:
         if not 0 <= rank < ranks:
             raise ValueError(f"shard: the plan of table {table!r} must name ranks in [0, {ranks}), got {rank}")
     return tuple(map(operator.index, named))
+
+
+# ---- What was chosen -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """
+    What was chosen for a table.
+
+    Args:
+        use: the table.
+        plan: where it is.
+        sent: bytes that a rank sends for it in a step, the mean of all ranks.
+        seconds: of a step on the rank that takes longest for it, by the model.
+        why: in words.
+
+    Example:
+        >>> from torchsparse_rec.distributed.planner import Use
+        >>> use = Use("days", rows=7, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=7, bags=4096)
+        >>> Chosen(use, Replicated(), sent=448.0, seconds=1e-4, why="given").plan
+        Replicated()
+    """
+
+    use: Use
+    plan: Plan
+    sent: float
+    seconds: float
+    why: str
+
+    @property
+    def ranks(self) -> Sequence[int] | None:
+        """The ranks that have some of the table; None: all."""
+        if isinstance(self.plan, TableWise):
+            return None if self.plan.rank is None else [self.plan.rank]
+        return self.plan.ranks if isinstance(self.plan, ColumnWise) else None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """
+    The plans of all tables, and what each rank has of them: printable.
+
+    Args:
+        tables: by name, in the order in which they were given.
+        seconds: of a step, of each rank, by the model.
+        bytes: that each rank has, tables and states.
+
+    Example:
+        >>> from torchsparse_rec.distributed.machine import MACHINES
+        >>> from torchsparse_rec.distributed.planner import Use, choose
+        >>> use = Use("days", rows=7, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=7, bags=4096)
+        >>> print(choose([use], ranks=2, memory=None, machine=MACHINES["gloo"], given={"days": "table_wise"}))
+        table  rows  bytes  plan       ranks  sent a step  time      why
+        days   7     896 B  TableWise  0      ...
+        2 ranks: ...
+    """
+
+    tables: Mapping[str, Chosen]
+    seconds: Sequence[float]
+    bytes: Sequence[int]
+
+    def __str__(self) -> str:
+        lines = [("table", "rows", "bytes", "plan", "ranks", "sent a step", "time", "why")]
+        for name, each in self.tables.items():
+            grows = each.use.rows is None
+            lines.append(
+                (
+                    name,
+                    "grows" if grows else f"{each.use.rows:,}",
+                    f"{_bytes(each.use.row_bytes)} a row" if grows else _bytes(each.use.bytes()),
+                    type(each.plan).__name__,
+                    "all" if each.ranks is None else ", ".join(map(str, each.ranks)),
+                    _bytes(each.sent),
+                    milliseconds(each.seconds),
+                    each.why,
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        ranks = len(self.seconds)
+        slowest, fullest = self.seconds.index(max(self.seconds)), self.bytes.index(max(self.bytes))
+        return "\n".join(
+            [
+                *table,
+                f"{ranks} ranks: a step takes {milliseconds(max(self.seconds))} on rank {slowest}, "
+                f"{milliseconds(sum(self.seconds) / ranks)} in the mean; rank {fullest} has "
+                f"{_bytes(max(self.bytes))}, {_bytes(sum(self.bytes) / ranks)} in the mean",
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON has it; the ranks of a table are None where all have some of it."""
+        tables = {
+            name: {
+                "rows": each.use.rows,
+                "dim": each.use.dim,
+                "bytes": each.use.bytes(),
+                "plan": type(each.plan).__name__,
+                "ranks": None if each.ranks is None else list(each.ranks),
+                "sent": each.sent,
+                "seconds": each.seconds,
+                "why": each.why,
+            }
+            for name, each in self.tables.items()
+        }
+        return {"tables": tables, "seconds": list(self.seconds), "bytes": list(self.bytes)}
+
+    def digest(self) -> str:
+        """Return a digest of tables and plans, by which ranks see that they planned alike; of no estimates."""
+        rows = [(name, t["rows"], t["dim"], t["plan"], t["ranks"]) for name, t in self.to_dict()["tables"].items()]
+        return hashlib.sha256(json.dumps([len(self.seconds), rows]).encode()).hexdigest()
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds, in words."""
+    return f"{1e3 * seconds:.3g} ms"

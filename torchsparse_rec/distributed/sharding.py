@@ -14,10 +14,12 @@ from torch.nn import Module, Parameter
 from .._torch import as_stored
 from ..nn import EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.collection import Collection
-from ..tables.stale import is_parameter
+from ..tables.part import Part
+from ..tables.stale import is_parameter, set_part
 from ..tables.table import table_of
 from .collection import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
-from .machine import MACHINES
+from .ddp import leave_out_of_ddp
+from .machine import MACHINES, Machine
 from .plan import Plan, Replicated, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
@@ -42,6 +44,7 @@ def shard(
     *,
     constraints: Mapping[str, Sequence[Any]] | None = None,
     memory: int | None = None,
+    machine: Machine | None = None,
     merge: bool = True,
     timeout: float = 300.0,
 ) -> Module:
@@ -62,6 +65,8 @@ def shard(
             has the name of another is named with its module: ``"bags.user"``.
         constraints: for tables by name, the plans that the planner may choose from.
         memory: bytes that a rank has for tables and states. Default: as much as is needed.
+        machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: those
+            shipped for the mesh's backend.
         merge: whether a row that several ids of a batch name travels once. Default True. False gives, for any number
             of ranks, the bits of one process, at the price of a row and a gradient for each id.
         timeout: seconds after which a rank that waits for others gives up, and says for which. Default 300.
@@ -101,8 +106,8 @@ def shard(
     try:
         names = _check(module, found)
         given = _given(plan, names, ranks)
-        uses = [_use(name, each, k) for name, (each, k) in names.items()]
-        machine = MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
+        uses = [_use(name, each, k, merge) for name, (each, k) in names.items()]
+        machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
         planned = choose(uses, ranks, memory, machine, given, constraints)
         texts = [_text(name, each, k, planned, merge) for name, (each, k) in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
@@ -115,12 +120,13 @@ def shard(
         pooled = isinstance(each, EmbeddingBagCollection)
         dtypes = [weight.dtype for weight in weights]
         its = (title or type(each).__name__, plans, each._whole, each._features, dtypes, pooled, merge)
-        for weight, of_table in zip(weights, plans, strict=True):
-            _cut(weight, of_table, shared)
+        for config, weight, of_table in zip(each._configs, weights, plans, strict=True):
+            _cut(weight, config.name, of_table, shared)
         each.__class__ = _SHARDED[type(each)]
         each._shards = Shards(*its, shared)
         each._forget_lookups()
         add_state_hooks(each)
+    leave_out_of_ddp(module)
     vars(module)["_torchsparse_rec_planned"] = planned
 
     return module
@@ -208,11 +214,12 @@ def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -
     }
 
 
-def _use(name: str, collection: Collection, k: int) -> Use:
+def _use(name: str, collection: Collection, k: int, merge: bool) -> Use:
     """Describe a table for the planner, and what a step does with it where no batch is known yet."""
     config, weight = collection._configs[k], collection._stored_weights()[k]
     ids = _BATCH * len(config.feature_names)
     row = weight.element_size() * config.embedding_dim
+    optimizer = table_of(weight).optimizer
     return Use(
         name,
         config.num_embeddings,
@@ -220,9 +227,10 @@ def _use(name: str, collection: Collection, k: int) -> Use:
         weight.element_size(),
         2 * row,
         ids,
-        expected_distinct(ids, config.num_embeddings),
+        expected_distinct(ids, config.num_embeddings) if merge else ids,
         ids,
         isinstance(collection, EmbeddingBagCollection),
+        optimizer is not None and optimizer.steps_whole_rows,
     )
 
 
@@ -267,10 +275,11 @@ def _agree(group: dist.ProcessGroup, error: Exception | None, texts: list[tuple[
 
 
 @torch.no_grad()
-def _cut(weight: Parameter, plan: Plan, ranks: Ranks) -> None:
+def _cut(weight: Parameter, name: str, plan: Plan, ranks: Ranks) -> None:
     """Let a parameter keep this rank's part of its table."""
     table = table_of(weight)
     table.flush()
     # table.part = Part(ranks.group, isinstance(plan, Replicated), name)
     with as_stored():
+        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), name))
         weight.data = part_of(weight.data, plan, ranks.rank, ranks.count)

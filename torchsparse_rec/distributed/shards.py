@@ -15,6 +15,7 @@ from ..tables.table import table_of
 from ._bags import Bags, Unit
 from ._ids import check_ids
 from ._rows import Rows
+from .ddp import check_not_in_ddp
 from .exchange import LookUp, Place, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TableWise
 from .plan import Plan as TablePlan
@@ -124,6 +125,7 @@ class Shards:
         return scale_gradient(result, self._at_once)
 
     def _check(self, weights: Sequence[Tensor]) -> None:
+        check_not_in_ddp(weights)
         for weight, plan in zip(weights, self.plans, strict=True):
             optimizer = table_of(weight).optimizer if isinstance(plan, ColumnWise) else None
             if optimizer is not None and optimizer.steps_whole_rows:
