@@ -194,6 +194,11 @@ def ignore_in_ddp(module: torch.nn.Module, names: Iterable[str]) -> None:
     ignore(module, list(dict.fromkeys([*known, *both])))
 
 
+def default_store() -> torch.distributed.Store:
+    """Return the store by which the ranks of the job have found each other: any of them may read what one has set."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 def is_in_fsdp(module: torch.nn.Module) -> bool:
     """Say whether ``fully_shard`` has dealt out a module's parameters. False where torch does not tell."""
     return "_is_fsdp_managed_module" in module.__dict__

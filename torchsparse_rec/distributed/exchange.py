@@ -74,7 +74,7 @@ class _Exchange(torch.autograd.Function):
     ) -> Any:
         ctx.ranks, ctx.sizes, ctx.factor = ranks, sizes, factor
         ctx.anchor = (anchor.shape, anchor.dtype)
-        ctx.call = Call(call.module, "backward", call.mode, call.details)
+        ctx.call = Call(call.module, "gradients", call.mode, call.details)
         ctx.real = [k for k, part in enumerate(parts) if part.is_floating_point()]
         result = _forward(ranks, call, sizes, parts)
         result = [x.view_as(x) if x is part else x for x, part in zip(result, parts, strict=True)]

@@ -18,12 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._torch import default_store
+
 __all__ = ["Call", "Ranks"]
 
 # The words of a header before its counts: sequence, signature, status.
 _WORDS = 3
 _FINE, _FAILED = 0, 1
-# Seconds that a rank which has waited too long gives the others to say that they wait too.
+# Seconds after which a rank that waits says for what, and looks what the others wait for.
+_PATIENCE = 5.0
+# Seconds more that a rank which has waited too long gives the others to say so too.
 _GRACE = 1.0
 
 
@@ -33,7 +37,7 @@ class Call:
 
     Args:
         module: the name of the module.
-        what: ``"lookup"`` or ``"backward"``.
+        what: ``"lookup"`` or ``"gradients"``.
         mode: ``"train"`` or ``"eval"``.
         details: whatever else must agree.
     """
@@ -67,7 +71,8 @@ class Ranks:
         )
         self.device, self.timeout, self._counts = device, timeout, 0
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self.sequence = 0
+        self.sequence = self._messages = 0
+        self._place = f"torchsparse_rec/{self.group.group_name}/"
         # Lookups whose backward may still come.
         self._open = 0
         self._broken: BaseException | None = None
@@ -187,16 +192,59 @@ class Ranks:
         self, group: dist.ProcessGroup, call: Call, x: Tensor, sent: list[int] | None, came: list[int] | None
     ) -> Tensor:
         out = torch.empty_like(x) if came is None else x.new_empty(sum(came))
-        began = time.monotonic()
+        self._messages += 1
         try:
             work = dist.all_to_all_single(out, x, came, sent, group=group, async_op=True)
             assert work is not None
-            work.wait(datetime.timedelta(seconds=self.timeout))
+            self._wait(work, call)
         except RuntimeError as error:
-            if time.monotonic() - began >= 0.9 * self.timeout:
-                self._raise_late(call, error)
-            raise RuntimeError(f"{call}: rank {self.rank} has lost another rank, which ended: {error}") from error
+            self._broken = error
+            raise
         return out
+
+    def _wait(self, work: dist.Work, call: Call) -> None:
+        """Wait for a message; if that takes long, compare with what the others wait for."""
+        began, seen = time.monotonic(), None
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=min(_PATIENCE, self.timeout / 4)))
+                break
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise RuntimeError(f"{call}: rank {self.rank} has lost another, which ended: {error}") from error
+                is_over = time.monotonic() - began >= self.timeout
+                if is_over:
+                    self._posts(call)
+                    time.sleep(_GRACE)  # for the others to say what they wait for
+                before, seen = seen, self._posts(call)
+                # A rank that still waits for something else after a while will not come any more.
+                others = [rank for rank in range(self.count) if seen[rank] not in (None, seen[self.rank])]
+                stuck = [rank for rank in others if is_over or (before is not None and before[rank] == seen[rank])]
+                if stuck:
+                    raise RuntimeError(self._different(call, seen, stuck[0])) from error
+                if is_over:
+                    late = [rank for rank in range(self.count) if seen[rank] is None]
+                    raise RuntimeError(
+                        f"{call}: rank {self.rank} has waited {self.timeout:g} s for {_listed(late)}, which did not "
+                        "make this call: every rank must look up, and go backward, as often as the others, with an "
+                        "empty batch if it has no other"
+                    ) from error
+        if seen is not None:
+            default_store().delete_key(f"{self._place}{self.rank}")
+
+    def _posts(self, call: Call) -> list[str | None]:
+        """Say what this rank waits for; return what each rank has said, or None."""
+        store = default_store()
+        store.set(f"{self._place}{self.rank}", f"{call} (message {self._messages})")
+        places = [f"{self._place}{rank}" for rank in range(self.count)]
+        return [store.get(place).decode() if store.check([place]) else None for place in places]
+
+    def _different(self, call: Call, said: Sequence[str | None], other: int) -> str:
+        first, second = sorted((self.rank, other))
+        return (
+            f"{call.module}: all ranks must make the same calls, got on rank {first}: {said[first]}; on rank {second}: "
+            f"{said[second]}"
+        )
 
     def _raise_for_all(self, error: Exception | None) -> NoReturn:
         said: list[Any] = [None] * self.count
@@ -207,28 +255,9 @@ class Ranks:
     def _raise_different(self, call: Call) -> NoReturn:
         said: list[Any] = [None] * self.count
         dist.all_gather_object(said, f"{call} (call {self.sequence})", group=self.group)
-        other = next(rank for rank, text in enumerate(said) if text != said[0])
         raise RuntimeError(
-            f"{call.module}: all ranks must make the same calls, got on rank 0: {said[0]}; on rank {other}: "
-            f"{said[other]}"
+            self._different(call, said, next(rank for rank, text in enumerate(said) if text != said[self.rank]))
         )
-
-    def _raise_late(self, call: Call, error: Exception) -> NoReturn:
-        """Say which ranks did not come: those that do not say within a moment that they wait too."""
-        store = dist.distributed_c10d._get_default_store()
-        place = f"torchsparse_rec/{self.group.group_name}/{self.sequence}/{call.what}/"
-        late = list(range(self.count))
-        try:
-            store.set(f"{place}{self.rank}", "waits")
-            time.sleep(_GRACE)
-            late = [rank for rank in range(self.count) if not store.check([f"{place}{rank}"])]
-        except RuntimeError:  # the store was in a rank that has gone
-            late.remove(self.rank)
-        raise RuntimeError(
-            f"{call}: rank {self.rank} has waited {self.timeout:g} s for {_listed(late)}, which did not make this "
-            "call: every rank must look up, and go backward, as often as the others, with an empty batch if it has no "
-            "other"
-        ) from error
 
 
 _KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError)}

@@ -61,8 +61,8 @@ def shard(
         mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
         plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
             ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
-            plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A table that
-            has the name of another is named with its module: ``"bags.user"``.
+            plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
+            tables of several modules have stands for all of them; one of them is ``"bags.user"``.
         constraints: for tables by name, the plans that the planner may choose from.
         memory: bytes that a rank has for tables and states. Default: as much as is needed.
         machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: those
@@ -108,7 +108,7 @@ def shard(
         given = _given(plan, names, ranks)
         uses = [_use(name, each, k, merge) for name, (each, k) in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
-        planned = choose(uses, ranks, memory, machine, given, constraints)
+        planned = choose(uses, ranks, memory, machine, given, _by_table("constraints", constraints or {}, names))
         texts = [_text(name, each, k, planned, merge) for name, (each, k) in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
         error = raised
@@ -203,15 +203,23 @@ def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -
     """Return the plans that the user has given, by table."""
     if isinstance(plan, str) and plan == "auto":
         return {}
-    plans = plan if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
-    for name in plans:
-        if name not in names:
-            raise ValueError(f"shard: plan must name tables, {', '.join(map(repr, names))}, got {name!r}")
+    plans = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
     return {
         name: as_plan(name, given, ranks, names[name][0]._configs[names[name][1]].embedding_dim)
         for name, given in plans.items()
         if given != "auto"
     }
+
+
+def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, tuple[Collection, int]]) -> dict[str, Any]:
+    """Return what is given for each table; a name that several modules' tables have stands for all of them."""
+    found = {}
+    for key, value in given.items():
+        its = [name for name, (each, k) in names.items() if key in (name, each._configs[k].name)]
+        if not its:
+            raise ValueError(f"shard: {argument} must name tables, {', '.join(map(repr, names))}, got {key!r}")
+        found.update(dict.fromkeys(its, value))
+    return found
 
 
 def _use(name: str, collection: Collection, k: int, merge: bool) -> Use:
