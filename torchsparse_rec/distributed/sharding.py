@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from .machine import MACHINES, Machine
 from .plan import Plan, Replicated, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
-from .shards import Shards
+from .shards import Shards, check_columns
 from .states import add_state_hooks, part_of
 
 __all__ = ["plan_of", "shard"]
@@ -195,8 +196,12 @@ def _check_table(name: str, table: Module, weight: Parameter) -> None:
         raise ValueError(f"shard: table {name!r} must have values, got one on meta")
     if not is_parameter(weight):
         raise ValueError(f"shard: the weight of table {name!r} must be a parameter, got one that is computed")
-    if table_of(weight).rows is not None:
-        raise RuntimeError(f"shard: the optimizer of table {name!r} has states of the whole table: make it afterwards")
+    record = table_of(weight)
+    if record.rows is not None:
+        raise RuntimeError(
+            f"shard: the optimizer of table {name!r}, {type(record.optimizer).__name__}, has states of the whole "
+            "table: make it afterwards"
+        )
 
 
 def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -> dict[str, Plan]:
@@ -204,11 +209,14 @@ def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -
     if isinstance(plan, str) and plan == "auto":
         return {}
     plans = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
-    return {
-        name: as_plan(name, given, ranks, names[name][0]._configs[names[name][1]].embedding_dim)
-        for name, given in plans.items()
-        if given != "auto"
-    }
+    found = {}
+    for name, given in plans.items():
+        if given == "auto":
+            continue
+        each, k = names[name]
+        found[name] = as_plan(name, given, ranks, each._configs[k].embedding_dim)
+        check_columns(name, found[name], each._stored_weights()[k])
+    return found
 
 
 def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, tuple[Collection, int]]) -> dict[str, Any]:
@@ -248,8 +256,22 @@ def _text(name: str, collection: Collection, k: int, planned: Planned, merge: bo
     plan = planned.tables[name].plan
     with torch.no_grad(), as_stored():
         copies = _digest(weight) if isinstance(plan, Replicated) else 0
-    said = (config.num_embeddings, config.embedding_dim, weight.dtype, config.feature_names, weight.requires_grad)
-    return name, repr((*said, collection.grad_mode, plan, merge, copies, type(collection).__name__))
+    said = {
+        "in": type(collection).__name__,
+        "num_embeddings": config.num_embeddings,
+        "embedding_dim": config.embedding_dim,
+        "dtype": weight.dtype,
+        "feature_names": config.feature_names,
+        "pooling": getattr(config, "pooling", None),
+        "padding_idx": getattr(config, "padding_idx", None),
+        "max_norm": getattr(config, "max_norm", None),
+        "requires_grad": weight.requires_grad,
+        "grad_mode": collection.grad_mode,
+        "merge": merge,
+        "plan": plan,
+        "checksum": copies,
+    }
+    return name, str(said)
 
 
 def _digest(weight: Tensor) -> int:
@@ -268,18 +290,13 @@ def _agree(group: dist.ProcessGroup, error: Exception | None, texts: list[tuple[
     for rank, (failed, _) in enumerate(said):
         if failed is not None:
             raise RuntimeError(f"shard: rank {rank} raised {failed}")
-    for rank, (_, other) in enumerate(said):
-        for mine, its in zip(said[0][1], other, strict=False):
-            if mine != its:
+    for rank, (_, its) in enumerate(said):
+        for mine, other in zip_longest(said[0][1], its, fillvalue=("no table", "")):
+            if mine != other:
                 raise RuntimeError(
-                    f"shard: all ranks must have the same tables, got {mine[0]!r} {mine[1]} on rank 0 and {its[0]!r} "
-                    f"{its[1]} on rank {rank}"
+                    f"shard: all ranks must have the same tables, got {mine[0]!r} {mine[1]} on rank 0 and {other[0]!r} "
+                    f"{other[1]} on rank {rank}"
                 )
-        if len(other) != len(said[0][1]):
-            raise RuntimeError(
-                f"shard: all ranks must have the same tables, got {len(said[0][1])} on rank 0 and {len(other)} on rank "
-                f"{rank}"
-            )
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from .plan import ColumnWise, Replicated, RowWise, TableWise
 from .plan import Plan as TablePlan
 from .ranks import Call, Ranks
 
-__all__ = ["Shards", "columns"]
+__all__ = ["Shards", "check_columns", "columns"]
 
 
 class Shards:
@@ -127,12 +127,8 @@ class Shards:
     def _check(self, weights: Sequence[Tensor]) -> None:
         check_not_in_ddp(weights)
         for weight, plan in zip(weights, self.plans, strict=True):
-            optimizer = table_of(weight).optimizer if isinstance(plan, ColumnWise) else None
-            if optimizer is not None and optimizer.steps_whole_rows:
-                raise ValueError(
-                    f"{self.name}: {type(optimizer).__name__} steps whole rows, but the plan of a table is ColumnWise, "
-                    "which splits them: use RowWise or TableWise for it"
-                )
+            part = table_of(weight).part
+            check_columns(part.name if part is not None else self.name, plan, weight)
 
     def _exchanged(
         self, call: Call, ids: Ids, asked: Sequence[Any], told: Tensor, wanted: bool, look_up: LookUp
@@ -162,6 +158,16 @@ class Shards:
 
     def _leaf(self) -> Tensor:
         return torch.zeros((), device=self.ranks.device, requires_grad=True)
+
+
+def check_columns(name: str, plan: TablePlan, weight: Tensor) -> None:
+    """Raise ``ValueError`` if columns of a table are split, whose optimizer steps whole rows."""
+    optimizer = table_of(weight).optimizer if isinstance(plan, ColumnWise) else None
+    if optimizer is not None and optimizer.steps_whole_rows:
+        raise ValueError(
+            f"table {name!r} is ColumnWise, but {type(optimizer).__name__} steps whole rows, of which each rank would "
+            "have a part: use RowWise() or TableWise() for it"
+        )
 
 
 def columns(plan: TableWise | ColumnWise, dim: int) -> list[tuple[int, tuple[int, int]]]:
