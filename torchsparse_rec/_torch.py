@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
+from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
@@ -219,6 +220,18 @@ def is_alive(tensor: Tensor) -> Callable[[], bool]:
     """Return a function that says whether the tensor's memory is still held by anybody, without holding it."""
     reference = StorageWeakRef(tensor.untyped_storage())
     return lambda: not reference.expired()
+
+
+# ---- Ranks -----------------------------------------------------------------------------------------------------------
+
+
+def mesh_of(ranks: list[int], device: str) -> DeviceMesh:
+    """
+    Return a mesh that says which ranks have a tensor, and by which they do not speak.
+
+    Torch's public ways make process groups, for which all ranks of the job, in this mesh or another, must call.
+    """
+    return DeviceMesh(device, ranks, _init_backend=False)
 
 
 # ---- Devices ---------------------------------------------------------------------------------------------------------

@@ -10,4 +10,4 @@ from .plan import RowWise as RowWise
 from .plan import TableWise as TableWise
 from .sharding import plan_of as plan_of
 from .sharding import shard as shard
-from .states import full_state_dict as full_state_dict
+from .whole import full_state_dict as full_state_dict

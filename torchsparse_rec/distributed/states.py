@@ -1,27 +1,31 @@
-"""The parts of tables that ranks keep, and whole tables."""
+"""The states of sharded modules: DTensors, of which each rank has the part of a table that it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .._torch import as_stored
+from .._torch import as_stored, mesh_of
 from ..tables.table import table_of
 from .blocks import Blocks
+from .boxes import Kept
 from .collection import Sharded
-from .plan import Plan, Replicated, RowWise
-from .ranks import Call, Ranks
+from .plan import ColumnWise, Plan, Replicated, RowWise, TableWise
+from .ranks import Ranks
 from .shards import columns
 
-__all__ = ["add_state_hooks", "full_state_dict", "part_of"]
+__all__ = ["add_state_hooks", "part_of", "part_state", "tables_of"]
 
-# Whether state_dict() is to gather whole tables.
-_gathers: ContextVar[bool] = ContextVar("gathers", default=False)
+# Whether state_dict() is to have the parts of tables as they are.
+_as_parts: ContextVar[bool] = ContextVar("as_parts", default=False)
 
 
 def part_of(table: Tensor, plan: Plan, rank: int, ranks: int) -> Tensor:
@@ -36,75 +40,95 @@ def part_of(table: Tensor, plan: Plan, rank: int, ranks: int) -> Tensor:
     return table.new_empty(0, table.shape[1])
 
 
-def _whole(part: Tensor, plan: Plan, shape: tuple[int, int], call: Call, ranks: Ranks) -> Tensor:
-    """Return a whole table from the parts of all ranks, which all call this."""
-    sizes = torch.full((ranks.count, 1), part.numel())
-    came = ranks.headers(call, sizes)[:, 0].tolist()
-    with ranks.exchange(call):
-        got = ranks.send(call, [part.reshape(-1).repeat(ranks.count)], [[part.numel()] * ranks.count], [came])[0]
-    parts = got.split(came)
-    rows, dim = shape
-    if isinstance(plan, Replicated):
-        return parts[ranks.rank].view(shape)
-    if isinstance(plan, RowWise):
-        blocks = Blocks(rows)
-        return blocks.whole(torch.cat([x.view(blocks.places, -1, dim) for x in parts], 1))
-    return torch.cat([parts[owner].view(rows, -1) for owner, _ in columns(plan, dim)], 1)
+def tables_of(collection: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, Kept]]:
+    """Yield each table's key in a state, this rank's part of it, up to date, and what that is of the whole table."""
+    tables: Mapping[str, Any] = collection._modules[collection._children]._modules  # type: ignore[union-attr, assignment]
+    ranks = collection._shards.ranks
+    for config, plan in zip(collection._configs, collection._shards.plans, strict=True):
+        weight = tables[config.name]._stored_weight()
+        table_of(weight).flush()
+        with as_stored():
+            part = weight.detach()
+        kept = Kept(config.num_embeddings, config.embedding_dim, plan, ranks.rank, ranks.count)
+        yield f"{prefix}{collection._children}.{config.name}.weight", part, kept
+
+
+@contextmanager
+def part_state() -> Iterator[None]:
+    """Let ``state_dict()`` have this rank's parts of tables as they are."""
+    token = _as_parts.set(True)
+    try:
+        yield
+    finally:
+        _as_parts.reset(token)
 
 
 def add_state_hooks(collection: Sharded) -> None:
-    """Let a sharded collection's ``load_state_dict`` take whole tables, and its ``state_dict`` no parts for such."""
+    """Let a sharded collection's ``state_dict`` have DTensors, and ``load_state_dict`` take them or whole tables."""
     collection.register_state_dict_post_hook(_save)
     collection.register_load_state_dict_pre_hook(_load)
 
 
 def _save(collection: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    name, ranks = collection._shards.name, collection._shards.ranks
-    if not _gathers.get():
-        raise RuntimeError(
-            f"{name}: state_dict() of one rank has that rank's parts of tables alone: call "
-            "torchsparse_rec.distributed.full_state_dict(module) on all ranks, which gives whole tables"
-        )
-    for key, config, table, plan in _tables(collection, prefix):
-        with as_stored():
-            part = table._stored_weight().detach()
-        call = Call(name, f"full_state_dict, table {config.name!r}", "train" if collection.training else "eval")
-        state[key] = _whole(part, plan, (config.num_embeddings, config.embedding_dim), call, ranks)
+    if _as_parts.get():
+        return
+    for key, part, kept in tables_of(collection, prefix):
+        state[key] = _as_dtensor(part, kept, collection._shards.ranks)
+
+
+def _as_dtensor(part: Tensor, kept: Kept, ranks: Ranks) -> DTensor:
+    """Return a part as that of a DTensor ``[Q, S, D]``: by rows it is the part's own memory, else a copy."""
+    mesh, placement = _layout(kept, ranks)
+    box = kept.read(part, kept.box) if len(part) else part.new_empty(kept.box.shape)
+    _, blocks, dim = shape = kept.whole.shape
+    stride = (blocks * dim, dim, 1)
+    return DTensor.from_local(box, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def _layout(kept: Kept, ranks: Ranks) -> tuple[DeviceMesh, Placement]:
+    plan, device = kept.plan, ranks.device.type
+    everybody = dist.get_process_group_ranks(ranks.group)
+    if isinstance(plan, TableWise):
+        assert plan.rank is not None
+        return mesh_of([everybody[plan.rank]], device), Replicate()
+    if isinstance(plan, ColumnWise) and plan.ranks != tuple(range(ranks.count)):
+        assert plan.ranks is not None
+        return mesh_of([everybody[rank] for rank in plan.ranks], device), Shard(2)
+    mesh = DeviceMesh.from_group(ranks.group, device)
+    if isinstance(plan, Replicated):
+        return mesh, Replicate()
+    return mesh, Shard(1) if isinstance(plan, RowWise) else Shard(2)
 
 
 def _load(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     ranks = collection._shards.ranks
-    for key, config, _table, plan in _tables(collection, prefix):
+    for key, part, kept in tables_of(collection, prefix):
         given = state.get(key)
-        if isinstance(given, Tensor) and given.shape == (config.num_embeddings, config.embedding_dim):
-            state[key] = part_of(given, plan, ranks.rank, ranks.count)
+        if isinstance(given, DTensor):
+            _check_layout(key, given, kept, ranks)
+            box = given.to_local()
+            if isinstance(kept.plan, RowWise):
+                state[key] = box.reshape(kept.shape)
+            elif len(part):
+                state[key] = kept.blocks.whole(box)
+            else:
+                state[key] = part
+        elif isinstance(given, Tensor):
+            if given.shape != (kept.rows, kept.dim):
+                raise ValueError(
+                    f"load_state_dict: {key!r} must be a whole table, {[kept.rows, kept.dim]}, or a DTensor as of "
+                    f"state_dict(), got {list(given.shape)}"
+                )
+            state[key] = part_of(given, kept.plan, ranks.rank, ranks.count)
 
 
-def _tables(collection: Any, prefix: str) -> Any:
-    """Yield each table's key, config, module and plan."""
-    tables: Mapping[str, Any] = collection._modules[collection._children]._modules
-    for config, plan in zip(collection._configs, collection._shards.plans, strict=True):
-        table = tables[config.name]
-        table_of(table._stored_weight()).flush()
-        yield f"{prefix}{collection._children}.{config.name}.weight", config, table, plan
-
-
-def full_state_dict(module: Module) -> dict[str, Any]:
-    """
-    Return a module's state with whole tables, as the module had it before it was sharded; all ranks call it.
-
-    Args:
-        module: sharded by :func:`shard`, or with such modules in it.
-
-    Returns:
-        What ``module.state_dict()`` of one process gives: it loads there, and into a module sharded by any plan. Each
-        rank gets all of it, in memory of its own.
-
-    Raises:
-        RuntimeError: ranks call different things.
-    """
-    token = _gathers.set(True)
-    try:
-        return dict(module.state_dict())
-    finally:
-        _gathers.reset(token)
+def _check_layout(key: str, given: DTensor, kept: Kept, ranks: Ranks) -> None:
+    mesh, placement = _layout(kept, ranks)
+    wanted = list(kept.whole.shape), [placement], mesh.mesh.tolist()
+    got = list(given.shape), list(given.placements), given.device_mesh.mesh.tolist()
+    if got != wanted:
+        raise ValueError(
+            f"load_state_dict: {key!r} must be a DTensor as of state_dict() of this module, {wanted[0]}, {wanted[1]} "
+            f"on ranks {wanted[2]}, got {got[0]}, {got[1]} on ranks {got[2]}: torch.distributed.checkpoint.load "
+            "brings a checkpoint of other ranks or plans into that"
+        )
