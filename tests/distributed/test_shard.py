@@ -1,0 +1,227 @@
+"""What ``shard`` takes and what it refuses, on every rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed.cases import (
+    TABLES,
+    Case,
+    Table,
+    collection_of,
+    draw,
+    optimizer_of,
+    plans_of,
+    sharded_of,
+    tables_of,
+    train_alone,
+    train_rank,
+    train_step,
+)
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from torchsparse_rec import distributed
+
+# ---- What it takes ---------------------------------------------------------------------------------------------------
+
+
+def by_names(names: dict[str, str], device: str) -> dict[str, Tensor]:
+    """Train under plans by TorchRec's names, on a mesh."""
+    case = Case()
+    module = collection_of(case, device)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    assert distributed.shard(module, mesh, names, merge=False) is module
+    optimizer = optimizer_of(case, module)
+    for step in range(case.steps):
+        train_step(case, module, optimizer, draw(case, step, dist.get_rank(), device), None)
+    return tables_of(module)
+
+
+@pytest.mark.parametrize("name", ["row_wise", "table_wise", "column_wise", "ROW_WISE"])
+def test_the_names_of_torchrec(two, device: str, name: str) -> None:
+    for tables in two.run(by_names, {f"t{k}": name for k in range(3)}, device):
+        for key, table in train_alone(Case(), 2, device)[0].tables.items():
+            assert torch.equal(tables[key], table), key
+
+
+def its_form(case: Case, device: str) -> tuple[Any, ...]:
+    """Return what can be seen of a sharded module from outside."""
+    whole, module = collection_of(case, device), sharded_of(case, device)
+    assert isinstance(module, type(whole))
+    held = sum(parameter.numel() for parameter in module.parameters())
+    results = module({name: torch.tensor([1, 2], device=device) for name in "abc"})
+    keys = results.keys() if case.kind == "bags" else list(results)
+    return held, list(keys), module.embedding_names()
+
+
+@pytest.mark.parametrize("kind", ["bags", "rows"])
+@pytest.mark.parametrize("plan", ["row", "table", "column"])
+def test_a_rank_holds_its_part_alone(pool_of, device: str, plan: str, kind: str) -> None:
+    case = Case(plan=plan, kind=kind, grad_mode=None)
+    outcomes = pool_of(4).run(its_form, case, device)
+    names = collection_of(case).embedding_names()
+    assert all(list(keys) == names and found == names for _, keys, found in outcomes)
+    whole = sum(table.rows * table.dim for table in TABLES)
+    # Row-wise, a block's last place may have no row.
+    assert whole <= sum(held for held, *_ in outcomes) <= whole * 17 / 16
+    assert max(held for held, *_ in outcomes) < whole
+
+
+def optimizer_first(case: Case, device: str) -> dict[str, Tensor]:
+    """Make the optimizer, then shard."""
+    module = collection_of(case, device)
+    optimizer = optimizer_of(case, module)
+    distributed.shard(module, plan=plans_of(case, dist.get_world_size()), merge=False)
+    for step in range(case.steps):
+        train_step(case, module, optimizer, draw(case, step, dist.get_rank(), device), None)
+    return tables_of(module)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "torch.SGD"])
+@pytest.mark.parametrize("plan", ["row", "table", "column"])
+def test_an_optimizer_made_before_goes_on(two, device: str, plan: str, optimizer: str) -> None:
+    case = Case(plan=plan, optimizer=optimizer, grad_mode="sparse" if "torch" in optimizer else "fused")
+    want = train_alone(case, 2, device)[0].tables
+    for tables in two.run(optimizer_first, case, device):
+        assert all(torch.equal(table, want[name]) for name, table in tables.items())
+
+
+def optimizer_with_states(case: Case, device: str) -> None:
+    """Shard after a step."""
+    module = collection_of(case, device)
+    optimizer = optimizer_of(case, module)
+    train_step(case, module, optimizer, draw(case, 0, 0, device), None)
+    distributed.shard(module, plan=plans_of(case, dist.get_world_size()))
+
+
+def test_an_optimizer_that_has_states_is_refused(two, device: str) -> None:
+    for error in two.errors(optimizer_with_states, Case(optimizer="Adam"), device):
+        assert "optimizer" in str(error) and "Adam" in str(error), error
+
+
+def train_ids_of_two_types(case: Case, device: str) -> dict[str, Tensor]:
+    """Train with int32 ids on one rank."""
+    module = sharded_of(case, device)
+    optimizer = optimizer_of(case, module)
+    for step in range(case.steps):
+        batch = draw(case, step, dist.get_rank(), device)
+        if dist.get_rank() == 1:
+            batch.ids = {name: ids.int() for name, ids in batch.ids.items()}
+            batch.lengths = {name: lengths.int() for name, lengths in batch.lengths.items()}
+        train_step(case, module, optimizer, batch, None)
+    return tables_of(module)
+
+
+@pytest.mark.parametrize("plan", ["row", "table", "column"])
+def test_ids_of_int32_on_one_rank(two, device: str, plan: str) -> None:
+    case = Case(plan=plan)
+    want = train_alone(case, 2, device)[0].tables
+    for tables in two.run(train_ids_of_two_types, case, device):
+        assert all(torch.equal(table, want[name]) for name, table in tables.items())
+
+
+# ---- What it refuses -------------------------------------------------------------------------------------------------
+
+
+def given(plan: Any, device: str) -> None:
+    """Shard by a plan."""
+    distributed.shard(collection_of(Case(), device), plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ({"t1": "rows"}, "'t1'.*row_wise, table_wise, column_wise, data_parallel, got 'rows'"),
+        ({"t1": "table_row_wise"}, r"'t1'.*'table_row_wise'.*RowWise\(\)"),
+        ({"t1": "table_column_wise"}, r"'t1'.*'table_column_wise'.*ColumnWise\(ranks\)"),
+        ({"t1": "grid_shard"}, r"'t1'.*'grid_shard'.*RowWise\(\)"),
+        ({"t1": distributed.TableWise(2)}, r"'t1'.*\[0, 2\), got 2"),
+        ({"t1": distributed.TableWise(-1)}, r"'t1'.*\[0, 2\), got -1"),
+        ({"t1": distributed.ColumnWise((0, 2))}, r"'t1'.*\[0, 2\), got 2"),
+        ({"t1": distributed.ColumnWise((1, 1))}, "'t1'.*each once"),
+        ({"t9": distributed.RowWise()}, "'t9'"),
+        ("nonsense", "'nonsense'"),
+    ],
+)
+def test_plans_that_are_refused(two, device: str, plan: Any, text: str) -> None:
+    for error in two.errors(given, plan, device):
+        assert type(error) is ValueError and re.search(text, str(error)), error
+
+
+def test_what_is_no_plan_at_all(two, device: str) -> None:
+    for error in two.errors(given, {"t1": 5}, device):
+        assert type(error) is TypeError and re.search(r"'t1'.*RowWise\(\).*got 5", str(error)), error
+
+
+def differing(what: str, device: str) -> None:
+    """Shard with something that differs on rank 1."""
+    case, merge, seed = Case(), True, 0
+    plan: Any = plans_of(case, dist.get_world_size())
+    if dist.get_rank() == 1:
+        if what == "rows":
+            case = replace(case, tables=(TABLES[0], replace(TABLES[1], rows=51), TABLES[2]))
+        elif what == "dim":
+            case = replace(case, tables=(TABLES[0], replace(TABLES[1], dim=6), TABLES[2]))
+        elif what == "features":
+            case = replace(case, tables=(TABLES[0], replace(TABLES[1], features=("b", "d")), TABLES[2]))
+        elif what == "pooling":
+            case = replace(case, tables=(TABLES[0], replace(TABLES[1], pooling="mean"), TABLES[2]))
+        elif what == "dtype":
+            case = replace(case, tables=(TABLES[0], replace(TABLES[1], dtype=torch.float64), TABLES[2]))
+        elif what == "plan":
+            plan["t1"] = distributed.RowWise()
+        elif what == "one table more":
+            case = replace(case, tables=(*TABLES, Table(9, 2, ("d",))))
+        elif what == "grad_mode":
+            case = replace(case, grad_mode="sparse")
+        elif what == "merge":
+            merge = False
+        elif what == "values":
+            seed = 1
+    if what == "values":
+        plan = {name: distributed.Replicated() for name in plan}
+    distributed.shard(collection_of(case, device, seed), plan=plan, merge=merge)
+
+
+@pytest.mark.parametrize("what", ["rows", "dim", "features", "pooling", "dtype", "plan", "one table more"])
+def test_the_first_table_that_differs_is_named(pool_of, device: str, what: str) -> None:
+    first, *others = pool_of(4).errors(differing, what, device)
+    assert re.search("'t3'" if what == "one table more" else "'t1'", str(first)), first
+    assert isinstance(first, (ValueError, RuntimeError)) and "rank 1" in str(first)
+    assert all(type(error) is type(first) for error in others)
+
+
+@pytest.mark.parametrize("what", ["grad_mode", "merge"])
+def test_options_that_differ(two, device: str, what: str) -> None:
+    for error in two.errors(differing, what, device):
+        assert isinstance(error, (ValueError, RuntimeError)) and what in str(error), error
+
+
+def test_copies_that_do_not_begin_equal(two, device: str) -> None:
+    for error in two.errors(differing, "values", device):
+        assert isinstance(error, (ValueError, RuntimeError)) and "'t0'" in str(error), error
+
+
+def on_a_mesh_of_two_dimensions(device: str) -> None:
+    mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("nodes", "ranks"))
+    distributed.shard(collection_of(Case(), device), mesh)
+
+
+def test_a_mesh_of_two_dimensions(pool_of, device: str) -> None:
+    for error in pool_of(4).errors(on_a_mesh_of_two_dimensions, device):
+        assert type(error) is ValueError and re.search("mesh must have one dimension, .*got.*2", str(error)), error
+
+
+@pytest.mark.parametrize("optimizer", ["RowWiseAdagrad", "PartialRowWiseAdam", "LAMB"])
+@pytest.mark.parametrize("first", [False, True])
+def test_slices_of_columns_refuse_states_of_rows(two, device: str, optimizer: str, first: bool) -> None:
+    case = Case(plan="column", optimizer=optimizer)
+    for error in two.errors(optimizer_first if first else train_rank, case, device):
+        assert type(error) is ValueError, error
+        assert "'t0'" in str(error) and optimizer in str(error) and "ColumnWise" in str(error), error
