@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchsparse_rec.distributed.machine import MACHINES
-from torchsparse_rec.distributed.plan import Plan, Planned
+from torchsparse_rec.distributed.plan import Planned, TablePlan
 from torchsparse_rec.distributed.planner import Use, expected_distinct
 
 GLOO = MACHINES["gloo"]
@@ -16,6 +16,6 @@ def used(name: str, rows: int, hotness: int = 1, batch: int = BATCH, dim: int = 
     return Use(name, rows, dim, 4, 8 * dim, ids, expected_distinct(ids, rows), batch)
 
 
-def plans(planned: Planned) -> dict[str, Plan]:
+def plans(planned: Planned) -> dict[str, TablePlan]:
     """Return the plan of each table."""
     return {name: each.plan for name, each in planned.tables.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsparse_rec.distributed.plan import ColumnWise, Plan, Replicated, RowWise, TableWise, as_plan
+from torchsparse_rec.distributed.plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise, as_plan
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from torchsparse_rec.distributed.plan import ColumnWise, Plan, Replicated, RowWi
     ],
     ids=str,
 )
-def test_a_plan_by_class_or_name(given: Plan | str, plan: Plan) -> None:
+def test_a_plan_by_class_or_name(given: TablePlan | str, plan: TablePlan) -> None:
     assert as_plan("t", given, ranks=4, dim=16) == plan
     assert as_plan("t", plan, ranks=4, dim=16) == plan
 
@@ -59,12 +59,12 @@ def test_columns_are_those_of_chunk(dim: int, ranks: int) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_plan_here(given: Plan | str, message: str) -> None:
+def test_what_is_no_plan_here(given: TablePlan | str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^shard: .*{message}"):
         as_plan("t", given, ranks=4, dim=5)
 
 
 @pytest.mark.parametrize("given", [None, RowWise, TableWise("a"), ColumnWise([0.0])], ids=str)  # type: ignore[arg-type,list-item]
-def test_what_is_of_no_such_type(given: Plan) -> None:
+def test_what_is_of_no_such_type(given: TablePlan) -> None:
     with pytest.raises(TypeError, match="^shard: the plan of table 't' must "):
         as_plan("t", given, ranks=4, dim=5)

@@ -22,20 +22,15 @@ def agreed(group: dist.ProcessGroup | None, value: Any, error: Exception | None 
         value: what this rank says; it can be pickled.
         error: of this rank.
     """
-    if error is not None and group is None:
-        raise error
-    if group is None:
+    ranks = 1 if group is None else dist.get_world_size(group)
+    if ranks == 1:
+        if error is not None:
+            raise error
         return [value]
-    kind = None
-    if error is not None:
-        kind = next(
-            name for name in (base.__name__ for base in type(error).__mro__) if name in _KINDS or name == "object"
-        )
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, (value, kind, None if error is None else str(error)), group=group)
-    if error is not None:
-        raise error
-    for rank, (_, its, text) in enumerate(said):
-        if its is not None:
-            raise _KINDS.get(its, RuntimeError)(f"rank {rank}: {text}")
-    return [each for each, _, _ in said]
+    kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _KINDS), "RuntimeError")
+    said: list[Any] = [None] * ranks
+    dist.all_gather_object(said, (value, None if error is None else (kind, str(error))), group=group)
+    for rank, (_, failed) in enumerate(said):
+        if failed is not None:
+            raise _KINDS[failed[0]](f"rank {rank}: {failed[1]}") from error
+    return [each for each, _ in said]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .blocks import Blocks
-from .plan import Plan, Replicated, RowWise
+from .plan import Replicated, RowWise, TablePlan
 from .shards import columns
 
 __all__ = ["Box", "Kept"]
@@ -53,7 +53,7 @@ class Kept:
 
     rows: int
     dim: int
-    plan: Plan
+    plan: TablePlan
     rank: int
     ranks: int
 

@@ -24,6 +24,8 @@ class Sharded(Collection):
 
     @torch.compiler.disable(reason="a lookup in tables of several ranks cannot be part of a graph")
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            self._check_fused()
         return self._shards.look_up(places, ids, self._stored_weights(), self.training, self._look_up_tables)
 
 

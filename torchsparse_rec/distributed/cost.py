@@ -10,7 +10,7 @@ import numpy as np
 
 from .blocks import MOST_BLOCKS, Blocks
 from .machine import Machine
-from .plan import ColumnWise, Plan, Replicated, RowWise, TableWise
+from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 
 __all__ = ["Option", "Use", "expected_distinct", "option"]
 
@@ -149,7 +149,7 @@ class Option:
         (40392.0, 65536)
     """
 
-    plan: Plan
+    plan: TablePlan
     seconds: float
     owners_seconds: float
     sent: float
@@ -170,7 +170,7 @@ class Option:
         return replace(self, plan=TableWise(rank), spread=_of_parts((rank,), (1,)))
 
 
-def option(use: Use, plan: Plan, ranks: int, machine: Machine) -> Option:
+def option(use: Use, plan: TablePlan, ranks: int, machine: Machine) -> Option:
     """Return what a plan of a table costs."""
     if isinstance(plan, Replicated):
         return Option(plan, *_replicated(use, ranks, machine), use.bytes(), _of_all(ranks))

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .cost import Use
 
-__all__ = ["Chosen", "ColumnWise", "Plan", "Planned", "Replicated", "RowWise", "TableWise", "as_plan", "milliseconds"]
+__all__ = [
+    "Chosen",
+    "ColumnWise",
+    "Planned",
+    "Replicated",
+    "RowWise",
+    "TablePlan",
+    "TableWise",
+    "as_plan",
+    "milliseconds",
+]
 
 
 @dataclass(frozen=True)
@@ -78,10 +88,10 @@ class Replicated:
     """
 
 
-Plan = RowWise | TableWise | ColumnWise | Replicated
+TablePlan = RowWise | TableWise | ColumnWise | Replicated
 
 # TorchRec's names.
-_NAMES: dict[str, Plan] = {
+_NAMES: dict[str, TablePlan] = {
     "row_wise": RowWise(),
     "table_wise": TableWise(),
     "column_wise": ColumnWise(),
@@ -95,7 +105,7 @@ _REFUSED = {
 }
 
 
-def as_plan(table: str, given: Plan | str, ranks: int, dim: int) -> Plan:
+def as_plan(table: str, given: TablePlan | str, ranks: int, dim: int) -> TablePlan:
     """
     Return a table's plan, given as such or by TorchRec's name for it.
 
@@ -181,7 +191,7 @@ class Chosen:
     """
 
     use: Use
-    plan: Plan
+    plan: TablePlan
     sent: float
     seconds: float
     why: str

@@ -8,7 +8,7 @@ import numpy as np
 
 from .cost import Option, Use, expected_distinct, option
 from .machine import Machine
-from .plan import Chosen, ColumnWise, Plan, Planned, Replicated, RowWise, TableWise, as_plan, milliseconds
+from .plan import Chosen, ColumnWise, Planned, Replicated, RowWise, TablePlan, TableWise, as_plan, milliseconds
 
 __all__ = ["Chosen", "Planned", "Use", "choose", "expected_distinct"]
 
@@ -21,8 +21,8 @@ def choose(
     ranks: int,
     memory: int | None,
     machine: Machine,
-    given: Mapping[str, Plan | str] | None = None,
-    constraints: Mapping[str, Sequence[Plan | str]] | None = None,
+    given: Mapping[str, TablePlan | str] | None = None,
+    constraints: Mapping[str, Sequence[TablePlan | str]] | None = None,
 ) -> Planned:
     """
     Choose a plan for each table: the fastest that fits.
@@ -91,8 +91,8 @@ def _options(
     uses: Sequence[Use],
     ranks: int,
     machine: Machine,
-    given: Mapping[str, Plan | str],
-    constraints: Mapping[str, Sequence[Plan | str]],
+    given: Mapping[str, TablePlan | str],
+    constraints: Mapping[str, Sequence[TablePlan | str]],
 ) -> dict[str, tuple[Use, list[Option]]]:
     """Return each table's options, by name."""
     names = {use.name for use in uses}
@@ -104,7 +104,7 @@ def _options(
                 raise ValueError(f"shard: {what} must name tables of the module, {sorted(names)}, got {name!r}")
     made = {}
     for use in uses:
-        plans: Iterable[Plan | str]
+        plans: Iterable[TablePlan | str]
         if use.name in given:
             if use.name in constraints:
                 raise ValueError(f"shard: table {use.name!r} must have a plan or constraints, got both")
@@ -122,7 +122,7 @@ def _options(
     return made
 
 
-def _check(use: Use, plan: Plan) -> None:
+def _check(use: Use, plan: TablePlan) -> None:
     if use.rows is None and not isinstance(plan, (RowWise, TableWise)):
         raise ValueError(
             f"shard: the plan of table {use.name!r}, which grows, must be RowWise() or TableWise(), got {plan}"

@@ -12,13 +12,14 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .._torch import default_store
+from .agreed import agreed
 
 __all__ = ["Call", "Ranks"]
 
@@ -64,7 +65,8 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: float) -> None:
         ranks = dist.get_process_group_ranks(group)
-        limit = datetime.timedelta(seconds=timeout)
+        # Longer than a rank waits, so that it is this class that says for which.
+        limit = datetime.timedelta(seconds=timeout + 2 * _PATIENCE)
         self.group, self._backward_group = (
             dist.new_group(ranks, timeout=limit, backend=dist.get_backend(group), use_local_synchronization=True)
             for _ in range(2)
@@ -117,7 +119,7 @@ class Ranks:
         out[:, _WORDS : _WORDS + width] = counts
         came = self._all_to_all(group, call, out.to(self.device), None, None).to("cpu")
         if bool((came[:, 2] != _FINE).any()):
-            self._raise_for_all(error)
+            agreed(self.group, None, error)
         if bool((came[:, :2] != came[self.rank, :2]).any()):
             self._raise_different(call)
         return came[:, _WORDS : _WORDS + width]
@@ -246,21 +248,11 @@ class Ranks:
             f"{said[second]}"
         )
 
-    def _raise_for_all(self, error: Exception | None) -> NoReturn:
-        said: list[Any] = [None] * self.count
-        dist.all_gather_object(said, None if error is None else (type(error).__name__, str(error)), group=self.group)
-        rank, (kind, text) = next((rank, each) for rank, each in enumerate(said) if each is not None)
-        raise _KINDS.get(kind, RuntimeError)(f"rank {rank}: {text}") from error
-
     def _raise_different(self, call: Call) -> NoReturn:
-        said: list[Any] = [None] * self.count
-        dist.all_gather_object(said, f"{call} (call {self.sequence})", group=self.group)
+        said = agreed(self.group, f"{call} (call {self.sequence})")
         raise RuntimeError(
             self._different(call, said, next(rank for rank, text in enumerate(said) if text != said[self.rank]))
         )
-
-
-_KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError)}
 
 
 def _sums(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -18,10 +18,11 @@ from ..nn.collection import Collection
 from ..tables.part import Part
 from ..tables.stale import is_parameter, set_part
 from ..tables.table import table_of
+from .agreed import agreed
 from .collection import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from .ddp import leave_out_of_ddp
 from .machine import MACHINES, Machine
-from .plan import Plan, Replicated, as_plan
+from .plan import Replicated, TablePlan, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
 from .shards import Shards, check_columns
@@ -113,7 +114,7 @@ def shard(
         texts = [_text(name, each, k, planned, merge) for name, (each, k) in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
         error = raised
-    _agree(group, error, texts)
+    _check_same(agreed(group, texts, error))
     shared = Ranks(group, next(iter(found.values())).device, timeout)
     for title, each in found.items():
         plans = [planned.tables[name].plan for name, (owner, _) in names.items() if owner is each]
@@ -204,7 +205,7 @@ def _check_table(name: str, table: Module, weight: Parameter) -> None:
         )
 
 
-def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -> dict[str, Plan]:
+def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -> dict[str, TablePlan]:
     """Return the plans that the user has given, by table."""
     if isinstance(plan, str) and plan == "auto":
         return {}
@@ -275,23 +276,18 @@ def _text(name: str, collection: Collection, k: int, planned: Planned, merge: bo
 
 
 def _digest(weight: Tensor) -> int:
-    """Return a number that differs for different values."""
-    bits = weight.contiguous().view(torch.uint8).long()
-    places = torch.arange(bits.numel(), device=bits.device).view(bits.shape)
-    return int((bits * (places * 2654435761 + 1)).sum())
+    """Return a number that differs for different values, with little memory beside them."""
+    found = 0
+    for part in weight.contiguous().view(-1).view(torch.uint8).split(2**20):
+        places = torch.arange(part.numel(), device=part.device)
+        found = (found * 31 + int((part * (places * 2654435761 + 1)).sum())) % 2**63
+    return found
 
 
-def _agree(group: dist.ProcessGroup, error: Exception | None, texts: list[tuple[str, str]]) -> None:
-    """Raise on all ranks if one has an error, or others tables than rank 0."""
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, (None if error is None else f"{type(error).__name__}: {error}", texts), group=group)
-    if error is not None:
-        raise error
-    for rank, (failed, _) in enumerate(said):
-        if failed is not None:
-            raise RuntimeError(f"shard: rank {rank} raised {failed}")
-    for rank, (_, its) in enumerate(said):
-        for mine, other in zip_longest(said[0][1], its, fillvalue=("no table", "")):
+def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
+    """Raise ``RuntimeError`` if a rank has other tables than rank 0."""
+    for rank, its in enumerate(texts):
+        for mine, other in zip_longest(texts[0], its, fillvalue=("no table", "")):
             if mine != other:
                 raise RuntimeError(
                     f"shard: all ranks must have the same tables, got {mine[0]!r} {mine[1]} on rank 0 and {other[0]!r} "
@@ -300,11 +296,10 @@ def _agree(group: dist.ProcessGroup, error: Exception | None, texts: list[tuple[
 
 
 @torch.no_grad()
-def _cut(weight: Parameter, name: str, plan: Plan, ranks: Ranks) -> None:
+def _cut(weight: Parameter, name: str, plan: TablePlan, ranks: Ranks) -> None:
     """Let a parameter keep this rank's part of its table."""
     table = table_of(weight)
     table.flush()
-    # table.part = Part(ranks.group, isinstance(plan, Replicated), name)
     with as_stored():
         set_part(weight, Part(ranks.group, isinstance(plan, Replicated), name))
         weight.data = part_of(weight.data, plan, ranks.rank, ranks.count)

@@ -17,8 +17,7 @@ from ._ids import check_ids
 from ._rows import Rows
 from .ddp import check_not_in_ddp
 from .exchange import LookUp, Place, exchange, scale_gradient
-from .plan import ColumnWise, Replicated, RowWise, TableWise
-from .plan import Plan as TablePlan
+from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks
 
 __all__ = ["Shards", "check_columns", "columns"]
@@ -77,7 +76,7 @@ class Shards:
 
     @contextmanager
     def told(self, training: bool) -> Iterator[None]:
-        """Tell the other ranks of an error that comes before this rank has told them of its lookup."""
+        """Tell the other ranks of an error that comes before this rank has told them of its lookup: all raise it."""
         ranks, before = self.ranks, self.ranks.sequence
         try:
             yield
@@ -91,7 +90,7 @@ class Shards:
         self, places: Sequence[int], ids: Ids, weights: Sequence[Tensor], training: bool, look_up: LookUp
     ) -> Tensor:
         """
-        Return the results of the module's lookups, as on one process.
+        Return the results of the module's lookups, as on one process. It is called within :meth:`told`.
 
         Args:
             places: the place of each feature among the keys of ``ids``.
@@ -110,16 +109,11 @@ class Shards:
             details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
             ids = ids._replace(per_sample_weights=scale_gradient(given, 1 / self._at_once))
         call = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details))
-        error, asked, counts = None, [], torch.zeros(ranks.count, 0, dtype=torch.int64)
-        try:
-            self._check(weights)
-            names = dict(zip(places, self._features, strict=True))
-            check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
-            asked = [way.ask(ids, places) for way in self._ways]
-            counts = torch.cat([each.counts for each in asked], 1)
-        except Exception as raised:
-            error = raised
-        told = ranks.headers(call, counts, error)
+        self._check(weights)
+        names = dict(zip(places, self._features, strict=True))
+        check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
+        asked = [way.ask(ids, places) for way in self._ways]
+        told = ranks.headers(call, torch.cat([each.counts for each in asked], 1))
         with ranks.exchange(call):
             result = self._exchanged(call, ids, asked, told, wanted, look_up)
         return scale_gradient(result, self._at_once)

@@ -18,7 +18,7 @@ from ..tables.table import table_of
 from .blocks import Blocks
 from .boxes import Kept
 from .collection import Sharded
-from .plan import ColumnWise, Plan, Replicated, RowWise, TableWise
+from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Ranks
 from .shards import columns
 
@@ -28,7 +28,7 @@ __all__ = ["add_state_hooks", "part_of", "part_state", "tables_of"]
 _as_parts: ContextVar[bool] = ContextVar("as_parts", default=False)
 
 
-def part_of(table: Tensor, plan: Plan, rank: int, ranks: int) -> Tensor:
+def part_of(table: Tensor, plan: TablePlan, rank: int, ranks: int) -> Tensor:
     """Return the part of a whole table ``[V, D]`` that a rank keeps, as a tensor of its own."""
     if isinstance(plan, Replicated):
         return table.clone()

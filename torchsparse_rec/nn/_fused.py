@@ -75,7 +75,7 @@ class FusedLookups:
         """Return results and argmax; with ``training``, raise first if a backward could not update the tables."""
         tables = self.tables()
         if training:
-            self._check(tables)
+            self.check()
         return read(self.plan, tables, ids)
 
     def expect(self, alive: Callable[[], Any]) -> int:
@@ -84,7 +84,7 @@ class FusedLookups:
         _outstanding.add(number, alive, self.tables())
         return number
 
-    def _check(self, tables: TableSet) -> None:
+    def check(self) -> None:
         """
         Check that a backward can update the tables and that nothing else uses their gradients.
 
@@ -92,6 +92,7 @@ class FusedLookups:
             RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
                 or is in a DistributedDataParallel: these need a gradient, which fused lookups never give.
         """
+        tables = self.tables()
         wanted = [weight.requires_grad for weight in tables.weights]
         self._by_optimizer(tables, wanted)
         if any(grad_of(weight) is not None for weight, want in zip(tables.weights, wanted, strict=True) if want):
