@@ -37,6 +37,7 @@ class Use:
         bags: results of a rank's batch, all features together: as many as ids where nothing is pooled.
         pooled: whether ids are pooled.
         row_numbers: whether a state of the optimizer has one number for each row.
+        wire_bytes: of an element on the way; None: as in memory.
 
     Example:
         >>> Use("users", rows=1000, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=612, bags=4096).bytes()
@@ -53,6 +54,7 @@ class Use:
     bags: float
     pooled: bool = True
     row_numbers: bool = False
+    wire_bytes: int | None = None
 
     def bytes(self) -> int:
         """Return how many bytes the whole table takes with its states; 0 for a table that grows."""
@@ -61,6 +63,10 @@ class Use:
     def width(self) -> int:
         """Return the bytes of a row without states."""
         return self.dim * self.element_bytes
+
+    def width_on_the_way(self) -> int:
+        """Return the bytes of a row, or a result, on the way."""
+        return self.dim * (self.element_bytes if self.wire_bytes is None else self.wire_bytes)
 
     def distinct_of_all(self, ranks: int) -> float:
         """Return how many different ids all ranks' batches have, at most."""
@@ -216,7 +222,7 @@ def _exchanged(use: Use, ranks: int, machine: Machine, by_rows: bool, parts: int
     """Return the seconds of every rank, those of the owners together, and the bytes that a rank sends."""
     away = (ranks - 1) / ranks
     asked, results = (use.distinct, use.distinct) if by_rows else (use.ids, use.bags)
-    ids_sent, results_sent = away * parts * asked * 4, away * results * use.width()
+    ids_sent, results_sent = away * parts * asked * 4, away * results * use.width_on_the_way()
     seconds = (ids_sent + results_sent) / machine.bytes_per_second
     owners = ranks * results_sent / machine.bytes_per_second
     if by_rows:
@@ -232,7 +238,7 @@ def _replicated(use: Use, ranks: int, machine: Machine) -> tuple[float, float, f
     """Return the seconds of every rank, none of owners, the bytes that a rank sends, and its messages."""
     assert use.rows is not None
     seconds = _merged(use.ids, machine) + _pooled(use, machine)
-    sent = (ranks - 1) * use.distinct * (4 + use.width())
+    sent = (ranks - 1) * use.distinct * (4 + use.width_on_the_way())
     seconds += _merged(ranks * use.distinct, machine) + _stepped(use, use.distinct_of_all(ranks), 1, machine)
     return seconds + sent / machine.bytes_per_second, 0.0, sent, _MESSAGES_OF_REPLICATED
 

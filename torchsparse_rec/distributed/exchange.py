@@ -34,7 +34,13 @@ class Sizes(NamedTuple):
 
 
 def exchange(
-    ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[Tensor], anchor: Tensor | None, factor: float
+    ranks: Ranks,
+    call: Call,
+    sizes: Sequence[Sizes],
+    parts: Sequence[Tensor],
+    anchor: Tensor | None,
+    factor: float,
+    wire_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """
     Send vectors, and let their gradients come back.
@@ -47,20 +53,29 @@ def exchange(
         anchor: a tensor that requires a gradient, on all ranks or on none: backward sends and receives on each rank,
             also where there is nothing to send. None: there is no backward.
         factor: by which gradients are multiplied.
+        wire_dtype: that wider numbers have on the way, both ways. None: their own.
 
     Returns:
         Vectors of what came, in the order of ranks.
     """
     if anchor is None:
-        return _forward(ranks, call, sizes, parts)
+        return _forward(ranks, call, sizes, parts, wire_dtype)
     ranks.expect_backward()
-    return list(_Exchange.apply(anchor, ranks, call, sizes, factor, *parts))
+    return list(_Exchange.apply(anchor, ranks, call, sizes, factor, wire_dtype, *parts))
 
 
-def _forward(ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[Tensor]) -> list[Tensor]:
+def _narrow(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a vector as it travels."""
+    return x.to(dtype) if dtype is not None and x.is_floating_point() and x.itemsize > dtype.itemsize else x
+
+
+def _forward(
+    ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[Tensor], wire_dtype: torch.dtype | None
+) -> list[Tensor]:
     moved = [k for k, size in enumerate(sizes) if not size.copied]
-    got = ranks.send(call, [parts[k] for k in moved], [sizes[k].sent for k in moved], [sizes[k].came for k in moved])
-    result = dict(zip(moved, got, strict=True))
+    sent = [_narrow(parts[k], wire_dtype) for k in moved]
+    got = ranks.send(call, sent, [sizes[k].sent for k in moved], [sizes[k].came for k in moved])
+    result = {k: x.to(parts[k].dtype) for k, x in zip(moved, got, strict=True)}
     for k, size in enumerate(sizes):
         if size.copied:
             result[k] = parts[k].split(list(size.sent))[ranks.rank].clone()
@@ -70,13 +85,20 @@ def _forward(ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[T
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, ranks: Ranks, call: Call, sizes: Sequence[Sizes], factor: float, *parts: Tensor
+        ctx: Any,
+        anchor: Tensor,
+        ranks: Ranks,
+        call: Call,
+        sizes: Sequence[Sizes],
+        factor: float,
+        wire_dtype: torch.dtype | None,
+        *parts: Tensor,
     ) -> Any:
-        ctx.ranks, ctx.sizes, ctx.factor = ranks, sizes, factor
+        ctx.ranks, ctx.sizes, ctx.factor, ctx.wire_dtype = ranks, sizes, factor, wire_dtype
         ctx.anchor = (anchor.shape, anchor.dtype)
         ctx.call = Call(call.module, "gradients", call.mode, call.details)
         ctx.real = [k for k, part in enumerate(parts) if part.is_floating_point()]
-        result = _forward(ranks, call, sizes, parts)
+        result = _forward(ranks, call, sizes, parts, wire_dtype)
         result = [x.view_as(x) if x is part else x for x, part in zip(result, parts, strict=True)]
         ctx.mark_non_differentiable(*(x for x in result if not x.is_floating_point()))
         return tuple(result)
@@ -88,16 +110,17 @@ class _Exchange(torch.autograd.Function):
         count = ctx.ranks.count
         parts, sent, came = [], [], []
         for k in ctx.real:
-            size, grad = ctx.sizes[k], grads[k].reshape(-1)
+            size, grad = ctx.sizes[k], _narrow(grads[k].reshape(-1), ctx.wire_dtype)
             parts.append(grad.repeat(count) if size.copied else grad)
             sent.append([grad.numel()] * count if size.copied else size.came)
             came.append(size.sent)
         got = ctx.ranks.send_back(ctx.call, parts, sent, came)
         result: list[Tensor | None] = [None] * len(grads)
         for k, grad in zip(ctx.real, got, strict=True):
+            grad = grad.to(grads[k].dtype)
             result[k] = grad if ctx.factor == 1 else grad.mul_(ctx.factor)  # what came is nobody else's
         shape, dtype = ctx.anchor
-        return torch.zeros(shape, dtype=dtype, device=ctx.ranks.device), None, None, None, None, *result
+        return torch.zeros(shape, dtype=dtype, device=ctx.ranks.device), *(None,) * 5, *result
 
 
 class _Scaled(torch.autograd.Function):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Module, Parameter
 
@@ -25,7 +24,7 @@ from .machine import MACHINES, Machine
 from .plan import Replicated, TablePlan, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
-from .shards import Shards, check_columns
+from .shards import Shards, check_columns, digest
 from .states import add_state_hooks, part_of
 
 __all__ = ["plan_of", "shard"]
@@ -48,6 +47,7 @@ def shard(
     memory: int | None = None,
     machine: Machine | None = None,
     merge: bool = True,
+    wire_dtype: torch.dtype | None = None,
     timeout: float = 300.0,
 ) -> Module:
     """
@@ -71,6 +71,8 @@ def shard(
             shipped for the mesh's backend.
         merge: whether a row that several ids of a batch name travels once. Default True. False gives, for any number
             of ranks, the bits of one process, at the price of a row and a gradient for each id.
+        wire_dtype: ``torch.bfloat16`` or ``torch.float16``, that rows, results and gradients of a wider dtype have on
+            the way: half as much is sent, and each is rounded. Default None: nothing is rounded.
         timeout: seconds after which a rank that waits for others gives up, and says for which. Default 300.
 
     Returns:
@@ -79,7 +81,8 @@ def shard(
     Raises:
         RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; a table's
             optimizer has states already; two modules share a table.
-        ValueError: a mesh of more than one dimension; a plan that is unknown or does not suit; tables that do not fit.
+        ValueError: ``wire_dtype`` is another; a mesh of more than one dimension; a plan that is unknown or does not
+            suit; tables that do not fit.
 
     A rank's gradients are added up over ranks and divided by their number, as DistributedDataParallel does with those
     of dense layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too:
@@ -100,6 +103,8 @@ def shard(
             "shard: torch.distributed must be initialised: call torch.distributed.init_process_group() first, under "
             "torchrun"
         )
+    if wire_dtype not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"shard: wire_dtype must be torch.bfloat16, torch.float16 or None, got {wire_dtype}")
     found = {name: child for name, child in module.named_modules() if type(child) in _SHARDED}
     mesh = _mesh(mesh, found)
     group = mesh.get_group()
@@ -108,10 +113,10 @@ def shard(
     try:
         names = _check(module, found)
         given = _given(plan, names, ranks)
-        uses = [_use(name, each, k, merge) for name, (each, k) in names.items()]
+        uses = [_use(name, each, k, merge, wire_dtype) for name, (each, k) in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
         planned = choose(uses, ranks, memory, machine, given, _by_table("constraints", constraints or {}, names))
-        texts = [_text(name, each, k, planned, merge) for name, (each, k) in names.items()]
+        texts = [_text(name, each, k, planned, merge, wire_dtype) for name, (each, k) in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
         error = raised
     _check_same(agreed(group, texts, error))
@@ -121,7 +126,7 @@ def shard(
         weights = each._stored_weights()
         pooled = isinstance(each, EmbeddingBagCollection)
         dtypes = [weight.dtype for weight in weights]
-        its = (title or type(each).__name__, plans, each._whole, each._features, dtypes, pooled, merge)
+        its = (title or type(each).__name__, plans, each._whole, each._features, dtypes, pooled, merge, wire_dtype)
         for config, weight, of_table in zip(each._configs, weights, plans, strict=True):
             _cut(weight, config.name, of_table, shared)
         each.__class__ = _SHARDED[type(each)]
@@ -231,7 +236,7 @@ def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, tuple
     return found
 
 
-def _use(name: str, collection: Collection, k: int, merge: bool) -> Use:
+def _use(name: str, collection: Collection, k: int, merge: bool, wire_dtype: torch.dtype | None) -> Use:
     """Describe a table for the planner, and what a step does with it where no batch is known yet."""
     config, weight = collection._configs[k], collection._stored_weights()[k]
     ids = _BATCH * len(config.feature_names)
@@ -248,15 +253,18 @@ def _use(name: str, collection: Collection, k: int, merge: bool) -> Use:
         ids,
         isinstance(collection, EmbeddingBagCollection),
         optimizer is not None and optimizer.steps_whole_rows,
+        None if wire_dtype is None else min(wire_dtype.itemsize, weight.element_size()),
     )
 
 
-def _text(name: str, collection: Collection, k: int, planned: Planned, merge: bool) -> tuple[str, str]:
+def _text(
+    name: str, collection: Collection, k: int, planned: Planned, merge: bool, wire_dtype: torch.dtype | None
+) -> tuple[str, str]:
     """Return a table's name, and all that must be the same on all ranks."""
     config, weight = collection._configs[k], collection._stored_weights()[k]
     plan = planned.tables[name].plan
     with torch.no_grad(), as_stored():
-        copies = _digest(weight) if isinstance(plan, Replicated) else 0
+        copies = digest(weight) if isinstance(plan, Replicated) else 0
     said = {
         "in": type(collection).__name__,
         "num_embeddings": config.num_embeddings,
@@ -269,19 +277,11 @@ def _text(name: str, collection: Collection, k: int, planned: Planned, merge: bo
         "requires_grad": weight.requires_grad,
         "grad_mode": collection.grad_mode,
         "merge": merge,
+        "wire_dtype": wire_dtype,
         "plan": plan,
         "checksum": copies,
     }
     return name, str(said)
-
-
-def _digest(weight: Tensor) -> int:
-    """Return a number that differs for different values, with little memory beside them."""
-    found = 0
-    for part in weight.contiguous().view(-1).view(torch.uint8).split(2**20):
-        places = torch.arange(part.numel(), device=part.device)
-        found = (found * 31 + int((part * (places * 2654435761 + 1)).sum())) % 2**63
-    return found
 
 
 def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:

@@ -10,17 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import as_stored
 from ..nn.plan import Ids, Plan
 from ..tables.table import table_of
 from ._bags import Bags, Unit
 from ._ids import check_ids
 from ._rows import Rows
+from .agreed import agreed
 from .ddp import check_not_in_ddp
 from .exchange import LookUp, Place, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks
 
-__all__ = ["Shards", "check_columns", "columns"]
+__all__ = ["Shards", "check_columns", "columns", "digest"]
+
+# Lookups that train, after each of which copies of replicated tables are compared.
+_OFTEN = 1000
 
 
 class Shards:
@@ -35,6 +40,7 @@ class Shards:
         dtypes: of each table.
         pooled: whether results are pooled.
         merge: whether an id of a table travels once, however often it occurs.
+        wire_dtype: of wider rows, results and gradients on the way; None: their own.
         ranks: that share the tables.
     """
 
@@ -47,9 +53,12 @@ class Shards:
         dtypes: Sequence[torch.dtype],
         pooled: bool,
         merge: bool,
+        wire_dtype: torch.dtype | None,
         ranks: Ranks,
     ) -> None:
-        self.name, self.plans, self.ranks = name, list(plans), ranks
+        self.name, self.plans, self.ranks, self._wire_dtype = name, list(plans), ranks, wire_dtype
+        self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
+        self._trained = 0
         self._features = features
         groups: dict[tuple[bool, int, torch.dtype], list[int]] = {}
         units: list[Unit] = []
@@ -114,9 +123,26 @@ class Shards:
         check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
         asked = [way.ask(ids, places) for way in self._ways]
         told = ranks.headers(call, torch.cat([each.counts for each in asked], 1))
+        if wanted and training:
+            self._trained += 1
+            if self._copied and self._trained % _OFTEN == 0:
+                self._check_copies(weights)
         with ranks.exchange(call):
             result = self._exchanged(call, ids, asked, told, wanted, look_up)
         return scale_gradient(result, self._at_once)
+
+    def _check_copies(self, weights: Sequence[Tensor]) -> None:
+        """Raise ``RuntimeError``, on all ranks, if the copies of a replicated table differ."""
+        names = [part.name if (part := table_of(weights[k]).part) is not None else self.name for k in self._copied]
+        with torch.no_grad(), as_stored():
+            said = agreed(self.ranks.group, [digest(weights[k]) for k in self._copied])
+        for rank, its in enumerate(said):
+            for name, mine, other in zip(names, said[0], its, strict=True):
+                if mine != other:
+                    raise RuntimeError(
+                        f"table {name!r} is Replicated, but rank {rank} has other values than rank 0: one of them was "
+                        "written otherwise than by training; load a checkpoint on all ranks"
+                    )
 
     def _check(self, weights: Sequence[Tensor]) -> None:
         check_not_in_ddp(weights)
@@ -142,7 +168,7 @@ class Shards:
             answers.append(way.answer(got[at : at + len(a.parts)], c, look_up))
             at += len(a.parts)
         answer_sizes = [way.answer_sizes(a, c) for way, a, c in zip(ways, asked, came, strict=True)]
-        values = exchange(ranks, call, answer_sizes, answers, anchor, self._on_the_way)
+        values = exchange(ranks, call, answer_sizes, answers, anchor, self._on_the_way, self._wire_dtype)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
             found += way.results(a, value, c, ids.side_by_side)
@@ -152,6 +178,15 @@ class Shards:
 
     def _leaf(self) -> Tensor:
         return torch.zeros((), device=self.ranks.device, requires_grad=True)
+
+
+def digest(table: Tensor) -> int:
+    """Return a number that differs for different values, with little memory beside them."""
+    found = 0
+    for part in table.contiguous().view(-1).view(torch.uint8).split(2**20):
+        places = torch.arange(part.numel(), device=part.device)
+        found = (found * 31 + int((part * (places * 2654435761 + 1)).sum())) % 2**63
+    return found
 
 
 def check_columns(name: str, plan: TablePlan, weight: Tensor) -> None:
