@@ -9,33 +9,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from .._torch import as_stored
-from ..nn import EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
-from ..nn.collection import Collection
 from ..tables.part import Part
-from ..tables.stale import is_parameter, set_part
+from ..tables.stale import set_part
 from ..tables.table import table_of
 from .agreed import agreed
-from .collection import ShardedEmbeddingBagCollection, ShardedEmbeddingCollection
 from .ddp import leave_out_of_ddp
 from .machine import MACHINES, Machine
 from .plan import Replicated, TablePlan, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
-from .shards import Shards, check_columns, digest
+from .sharded import SHARDED
+from .shards import Shards
 from .states import add_state_hooks, part_of
+from .tables import Table, check_columns, digest, tables_of
 
 __all__ = ["plan_of", "shard"]
 
 # Examples of a rank's batch for the planner, each with one id of each feature.
 _BATCH = 4096
-
-_SHARDED: dict[type, Any] = {
-    EmbeddingBagCollection: ShardedEmbeddingBagCollection,
-    EmbeddingCollection: ShardedEmbeddingCollection,
-}
 
 
 def shard(
@@ -51,15 +45,15 @@ def shard(
     timeout: float = 300.0,
 ) -> Module:
     """
-    Split the tables of a module's collections over the ranks of a job, in place.
+    Split the tables of a module over the ranks of a job, in place.
 
     Each rank keeps its part of every table, and looks up, with all others, what its own batch needs: the model's code
     stays as it is. Parameters stay the same objects; each holds a part.
 
     Args:
-        module: a module with collections, or one: every :class:`EmbeddingBagCollection` and
-            :class:`EmbeddingCollection` in it becomes a sharded one. Other tables stay as they are. It is the same on
-            all ranks.
+        module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingBagCollection`
+            and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or itself, becomes a sharded one. Other
+            modules, those of subclasses too, stay as they are. It is the same on all ranks.
         mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
         plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
             ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
@@ -105,37 +99,34 @@ def shard(
         )
     if wire_dtype not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"shard: wire_dtype must be torch.bfloat16, torch.float16 or None, got {wire_dtype}")
-    found = {name: child for name, child in module.named_modules() if type(child) in _SHARDED}
-    mesh = _mesh(mesh, found)
-    group = mesh.get_group()
-    ranks = mesh.size()
-    error, planned, texts = None, Planned({}, [], []), []
+    found = {title: child for title, child in module.named_modules() if type(child) in SHARDED}
+    its = {title: tables_of(title, child) for title, child in found.items()}
+    mesh = _mesh(mesh, its)
+    group, count = mesh.get_group(), mesh.size()
+    error, names, planned, texts = None, {}, Planned({}, [], []), []
     try:
-        names = _check(module, found)
-        given = _given(plan, names, ranks)
-        uses = [_use(name, each, k, merge, wire_dtype) for name, (each, k) in names.items()]
+        names = _checked(module, its)
+        given = _given(plan, names, count)
+        uses = [_use(name, table, merge, wire_dtype) for name, table in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
-        planned = choose(uses, ranks, memory, machine, given, _by_table("constraints", constraints or {}, names))
-        texts = [_text(name, each, k, planned, merge, wire_dtype) for name, (each, k) in names.items()]
+        planned = choose(uses, count, memory, machine, given, _by_table("constraints", constraints or {}, names))
+        options = {"merge": merge, "wire_dtype": wire_dtype}
+        texts = [(name, str(_said(table, planned.tables[name].plan) | options)) for name, table in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
         error = raised
     _check_same(agreed(group, texts, error))
-    shared = Ranks(group, next(iter(found.values())).device, timeout)
-    for title, each in found.items():
-        plans = [planned.tables[name].plan for name, (owner, _) in names.items() if owner is each]
-        weights = each._stored_weights()
-        pooled = isinstance(each, EmbeddingBagCollection)
-        dtypes = [weight.dtype for weight in weights]
-        its = (title or type(each).__name__, plans, each._whole, each._features, dtypes, pooled, merge, wire_dtype)
-        for config, weight, of_table in zip(each._configs, weights, plans, strict=True):
-            _cut(weight, config.name, of_table, shared)
-        each.__class__ = _SHARDED[type(each)]
-        each._shards = Shards(*its, shared)
-        each._forget_lookups()
-        add_state_hooks(each)
+    ranks = Ranks(group, next(iter(names.values())).weight.device, timeout)
+    for title, child in found.items():
+        plans = [planned.tables[name].plan for name, table in names.items() if table.module is child]
+        shards = Shards(title or type(child).__name__, its[title], plans, merge, wire_dtype, ranks)
+        for table, of_table in zip(its[title], plans, strict=True):
+            _cut(table, of_table, ranks)
+        child.__class__ = SHARDED[type(child)]
+        child._shards = shards  # type: ignore[assignment]
+        child._forget_lookups()  # type: ignore[operator]
+        add_state_hooks(child)  # type: ignore[arg-type]
     leave_out_of_ddp(module)
     vars(module)["_torchsparse_rec_planned"] = planned
-
     return module
 
 
@@ -159,9 +150,9 @@ def plan_of(module: Module) -> Planned:
     return planned  # type: ignore[no-any-return]
 
 
-def _mesh(mesh: DeviceMesh | None, found: Mapping[str, Collection]) -> DeviceMesh:
+def _mesh(mesh: DeviceMesh | None, its: Mapping[str, Sequence[Table]]) -> DeviceMesh:
     if mesh is None:
-        device = next(iter(found.values())).device.type if found else "cpu"
+        device = next((table.weight.device.type for tables in its.values() for table in tables), "cpu")
         return init_device_mesh("cuda" if device == "cuda" else "cpu", (dist.get_world_size(),))
     if mesh.ndim != 1:
         raise ValueError(
@@ -171,46 +162,32 @@ def _mesh(mesh: DeviceMesh | None, found: Mapping[str, Collection]) -> DeviceMes
     return mesh
 
 
-def _check(module: Module, found: Mapping[str, Collection]) -> dict[str, tuple[Collection, int]]:
-    """Return the collection and number of each table, by a name that no other table has."""
-    if not found:
+def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Table]:
+    """Return each table, by a name that no other table has."""
+    if not its:
         raise ValueError(
-            "shard: module must have an EmbeddingBagCollection or EmbeddingCollection that is not sharded yet, got "
+            f"shard: module must have {', '.join(each.__name__ for each in SHARDED)} that is not sharded yet, got "
             f"a {type(module).__name__} with none"
         )
+    weights = {id(table.weight) for tables in its.values() for table in tables}
     owners: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in owners and any(parameter is w for each in found.values() for w in each._stored_weights()):
+        if id(parameter) in owners and id(parameter) in weights:
             raise RuntimeError(
                 f"shard: two modules share a table, {owners[id(parameter)]!r} and {name!r}: copy it first"
             )
         owners[id(parameter)] = name
-    all_names = [config.name for each in found.values() for config in each._configs]
-    names: dict[str, tuple[Collection, int]] = {}
-    for title, each in found.items():
-        for k, (config, weight) in enumerate(zip(each._configs, each._stored_weights(), strict=True)):
-            unique = config.name if all_names.count(config.name) == 1 else f"{title}.{config.name}".lstrip(".")
-            _check_table(unique, each._tables[k], weight)
-            names[unique] = each, k
+    given = [table.name for tables in its.values() for table in tables]
+    names: dict[str, Table] = {}
+    for title, tables in its.items():
+        for table in tables:
+            unique = table.name if given.count(table.name) == 1 else f"{title}.{table.name}".lstrip(".")
+            table.check(unique)
+            names[unique] = table
     return names
 
 
-def _check_table(name: str, table: Module, weight: Parameter) -> None:
-    if isinstance(table, EmbeddingVariable):
-        raise ValueError(f"shard: table {name!r} must have a fixed number of rows, got an EmbeddingVariable")
-    if weight.device.type == "meta":
-        raise ValueError(f"shard: table {name!r} must have values, got one on meta")
-    if not is_parameter(weight):
-        raise ValueError(f"shard: the weight of table {name!r} must be a parameter, got one that is computed")
-    record = table_of(weight)
-    if record.rows is not None:
-        raise RuntimeError(
-            f"shard: the optimizer of table {name!r}, {type(record.optimizer).__name__}, has states of the whole "
-            "table: make it afterwards"
-        )
-
-
-def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -> dict[str, TablePlan]:
+def _given(plan: Any, names: Mapping[str, Table], ranks: int) -> dict[str, TablePlan]:
     """Return the plans that the user has given, by table."""
     if isinstance(plan, str) and plan == "auto":
         return {}
@@ -219,69 +196,58 @@ def _given(plan: Any, names: Mapping[str, tuple[Collection, int]], ranks: int) -
     for name, given in plans.items():
         if given == "auto":
             continue
-        each, k = names[name]
-        found[name] = as_plan(name, given, ranks, each._configs[k].embedding_dim)
-        check_columns(name, found[name], each._stored_weights()[k])
+        table = names[name]
+        found[name] = as_plan(name, given, ranks, table.dim)
+        check_columns(name, found[name], table.weight, table.max_norm)
     return found
 
 
-def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, tuple[Collection, int]]) -> dict[str, Any]:
+def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table]) -> dict[str, Any]:
     """Return what is given for each table; a name that several modules' tables have stands for all of them."""
     found = {}
     for key, value in given.items():
-        its = [name for name, (each, k) in names.items() if key in (name, each._configs[k].name)]
+        its = [name for name, table in names.items() if key in (name, table.name)]
         if not its:
             raise ValueError(f"shard: {argument} must name tables, {', '.join(map(repr, names))}, got {key!r}")
         found.update(dict.fromkeys(its, value))
     return found
 
 
-def _use(name: str, collection: Collection, k: int, merge: bool, wire_dtype: torch.dtype | None) -> Use:
+def _use(name: str, table: Table, merge: bool, wire_dtype: torch.dtype | None) -> Use:
     """Describe a table for the planner, and what a step does with it where no batch is known yet."""
-    config, weight = collection._configs[k], collection._stored_weights()[k]
-    ids = _BATCH * len(config.feature_names)
-    row = weight.element_size() * config.embedding_dim
-    optimizer = table_of(weight).optimizer
+    ids, element = _BATCH * len(table.features), table.weight.element_size()
+    optimizer = table_of(table.weight).optimizer
     return Use(
         name,
-        config.num_embeddings,
-        config.embedding_dim,
-        weight.element_size(),
-        2 * row,
+        table.rows,
+        table.dim,
+        element,
+        2 * element * table.dim,
         ids,
-        expected_distinct(ids, config.num_embeddings) if merge else ids,
+        expected_distinct(ids, table.rows) if merge else ids,
         ids,
-        isinstance(collection, EmbeddingBagCollection),
-        optimizer is not None and optimizer.steps_whole_rows,
-        None if wire_dtype is None else min(wire_dtype.itemsize, weight.element_size()),
+        table.pooling is not None,
+        table.max_norm is not None or (optimizer is not None and optimizer.steps_whole_rows),
+        None if wire_dtype is None else min(wire_dtype.itemsize, element),
     )
 
 
-def _text(
-    name: str, collection: Collection, k: int, planned: Planned, merge: bool, wire_dtype: torch.dtype | None
-) -> tuple[str, str]:
-    """Return a table's name, and all that must be the same on all ranks."""
-    config, weight = collection._configs[k], collection._stored_weights()[k]
-    plan = planned.tables[name].plan
-    with torch.no_grad(), as_stored():
-        copies = digest(weight) if isinstance(plan, Replicated) else 0
-    said = {
-        "in": type(collection).__name__,
-        "num_embeddings": config.num_embeddings,
-        "embedding_dim": config.embedding_dim,
-        "dtype": weight.dtype,
-        "feature_names": config.feature_names,
-        "pooling": getattr(config, "pooling", None),
-        "padding_idx": getattr(config, "padding_idx", None),
-        "max_norm": getattr(config, "max_norm", None),
-        "requires_grad": weight.requires_grad,
-        "grad_mode": collection.grad_mode,
-        "merge": merge,
-        "wire_dtype": wire_dtype,
+def _said(table: Table, plan: TablePlan) -> dict[str, Any]:
+    """Return what of a table must be the same on all ranks."""
+    return {
+        "in": type(table.module).__name__,
+        "num_embeddings": table.rows,
+        "embedding_dim": table.dim,
+        "dtype": table.weight.dtype,
+        "feature_names": table.features,
+        "pooling": table.pooling,
+        "padding_idx": table.padding_idx,
+        "max_norm": table.max_norm,
+        "requires_grad": table.weight.requires_grad,
+        "grad_mode": table.module.grad_mode,
         "plan": plan,
-        "checksum": copies,
+        "checksum": digest(table.weight) if isinstance(plan, Replicated) else 0,
     }
-    return name, str(said)
 
 
 def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
@@ -296,10 +262,10 @@ def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
 
 
 @torch.no_grad()
-def _cut(weight: Parameter, name: str, plan: TablePlan, ranks: Ranks) -> None:
+def _cut(table: Table, plan: TablePlan, ranks: Ranks) -> None:
     """Let a parameter keep this rank's part of its table."""
-    table = table_of(weight)
-    table.flush()
+    weight = table.weight
+    table_of(weight).flush()
     with as_stored():
-        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), name))
+        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name))
         weight.data = part_of(weight.data, plan, ranks.rank, ranks.count)

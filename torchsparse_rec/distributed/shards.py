@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from .._torch import as_stored
-from ..nn.plan import Ids, Plan
-from ..tables.table import table_of
+from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids
 from ._rows import Rows
@@ -21,8 +20,9 @@ from .ddp import check_not_in_ddp
 from .exchange import LookUp, Place, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks
+from .tables import Table, check_columns, digest, lookups_of
 
-__all__ = ["Shards", "check_columns", "columns", "digest"]
+__all__ = ["Shards", "columns"]
 
 # Lookups that train, after each of which copies of replicated tables are compared.
 _OFTEN = 1000
@@ -34,11 +34,8 @@ class Shards:
 
     Args:
         name: of the module, for errors.
+        tables: that it looks up.
         plans: of each table.
-        whole: the module's plan of lookups, as on one process.
-        features: the names of what the plan calls keys.
-        dtypes: of each table.
-        pooled: whether results are pooled.
         merge: whether an id of a table travels once, however often it occurs.
         wire_dtype: of wider rows, results and gradients on the way; None: their own.
         ranks: that share the tables.
@@ -47,18 +44,18 @@ class Shards:
     def __init__(
         self,
         name: str,
+        tables: Sequence[Table],
         plans: Sequence[TablePlan],
-        whole: Plan,
-        features: Sequence[str],
-        dtypes: Sequence[torch.dtype],
-        pooled: bool,
         merge: bool,
         wire_dtype: torch.dtype | None,
         ranks: Ranks,
     ) -> None:
-        self.name, self.plans, self.ranks, self._wire_dtype = name, list(plans), ranks, wire_dtype
+        self.name, self.tables, self.plans, self.ranks = name, list(tables), list(plans), ranks
+        self._wire_dtype = wire_dtype
         self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
         self._trained = 0
+        whole, features = lookups_of(tables[0].module, tables)
+        dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
         groups: dict[tuple[bool, int, torch.dtype], list[int]] = {}
         units: list[Unit] = []
@@ -95,23 +92,20 @@ class Shards:
                 ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
             raise
 
-    def look_up(
-        self, places: Sequence[int], ids: Ids, weights: Sequence[Tensor], training: bool, look_up: LookUp
-    ) -> Tensor:
+    def look_up(self, module: Any, places: Sequence[int], ids: Ids) -> Tensor:
         """
         Return the results of the module's lookups, as on one process. It is called within :meth:`told`.
 
         Args:
+            module: whose tables they are.
             places: the place of each feature among the keys of ``ids``.
             ids: of this rank's batch.
-            weights: this rank's parts of the tables.
-            training: whether the module trains.
-            look_up: the module's way to look up its parts.
 
         Raises:
             Errors of ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
         """
-        ranks, given = self.ranks, ids.per_sample_weights
+        ranks, given, training = self.ranks, ids.per_sample_weights, module.training
+        weights = [table.weight for table in self.tables]
         wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
         details = ["with gradients" if wanted else "without gradients"]
         if given is not None:
@@ -119,6 +113,8 @@ class Shards:
             ids = ids._replace(per_sample_weights=scale_gradient(given, 1 / self._at_once))
         call = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details))
         self._check(weights)
+        if training and wanted:
+            module._check_fused()
         names = dict(zip(places, self._features, strict=True))
         check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
         asked = [way.ask(ids, places) for way in self._ways]
@@ -128,27 +124,24 @@ class Shards:
             if self._copied and self._trained % _OFTEN == 0:
                 self._check_copies(weights)
         with ranks.exchange(call):
-            result = self._exchanged(call, ids, asked, told, wanted, look_up)
+            result = self._exchanged(call, ids, asked, told, wanted, module._look_up_tables)
         return scale_gradient(result, self._at_once)
 
-    def _check_copies(self, weights: Sequence[Tensor]) -> None:
+    def _check_copies(self, weights: Sequence[Parameter]) -> None:
         """Raise ``RuntimeError``, on all ranks, if the copies of a replicated table differ."""
-        names = [part.name if (part := table_of(weights[k]).part) is not None else self.name for k in self._copied]
-        with torch.no_grad(), as_stored():
-            said = agreed(self.ranks.group, [digest(weights[k]) for k in self._copied])
+        said = agreed(self.ranks.group, [digest(weights[k]) for k in self._copied])
         for rank, its in enumerate(said):
-            for name, mine, other in zip(names, said[0], its, strict=True):
+            for k, mine, other in zip(self._copied, said[0], its, strict=True):
                 if mine != other:
                     raise RuntimeError(
-                        f"table {name!r} is Replicated, but rank {rank} has other values than rank 0: one of them was "
-                        "written otherwise than by training; load a checkpoint on all ranks"
+                        f"table {self.tables[k].name!r} is Replicated, but rank {rank} has other values than rank 0: "
+                        "one of them was written otherwise than by training; load a checkpoint on all ranks"
                     )
 
-    def _check(self, weights: Sequence[Tensor]) -> None:
+    def _check(self, weights: Sequence[Parameter]) -> None:
         check_not_in_ddp(weights)
-        for weight, plan in zip(weights, self.plans, strict=True):
-            part = table_of(weight).part
-            check_columns(part.name if part is not None else self.name, plan, weight)
+        for table, plan, weight in zip(self.tables, self.plans, weights, strict=True):
+            check_columns(table.name, plan, weight, table.max_norm)
 
     def _exchanged(
         self, call: Call, ids: Ids, asked: Sequence[Any], told: Tensor, wanted: bool, look_up: LookUp
@@ -178,25 +171,6 @@ class Shards:
 
     def _leaf(self) -> Tensor:
         return torch.zeros((), device=self.ranks.device, requires_grad=True)
-
-
-def digest(table: Tensor) -> int:
-    """Return a number that differs for different values, with little memory beside them."""
-    found = 0
-    for part in table.contiguous().view(-1).view(torch.uint8).split(2**20):
-        places = torch.arange(part.numel(), device=part.device)
-        found = (found * 31 + int((part * (places * 2654435761 + 1)).sum())) % 2**63
-    return found
-
-
-def check_columns(name: str, plan: TablePlan, weight: Tensor) -> None:
-    """Raise ``ValueError`` if columns of a table are split, whose optimizer steps whole rows."""
-    optimizer = table_of(weight).optimizer if isinstance(plan, ColumnWise) else None
-    if optimizer is not None and optimizer.steps_whole_rows:
-        raise ValueError(
-            f"table {name!r} is ColumnWise, but {type(optimizer).__name__} steps whole rows, of which each rank would "
-            "have a part: use RowWise() or TableWise() for it"
-        )
 
 
 def columns(plan: TableWise | ColumnWise, dim: int) -> list[tuple[int, tuple[int, int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,12 +17,12 @@ from .._torch import as_stored, mesh_of
 from ..tables.table import table_of
 from .blocks import Blocks
 from .boxes import Kept
-from .collection import Sharded
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Ranks
+from .sharded import Sharded
 from .shards import columns
 
-__all__ = ["add_state_hooks", "part_of", "part_state", "tables_of"]
+__all__ = ["add_state_hooks", "part_of", "part_state", "parts_of"]
 
 # Whether state_dict() is to have the parts of tables as they are.
 _as_parts: ContextVar[bool] = ContextVar("as_parts", default=False)
@@ -40,17 +40,15 @@ def part_of(table: Tensor, plan: TablePlan, rank: int, ranks: int) -> Tensor:
     return table.new_empty(0, table.shape[1])
 
 
-def tables_of(collection: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, Kept]]:
+def parts_of(module: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, Kept]]:
     """Yield each table's key in a state, this rank's part of it, up to date, and what that is of the whole table."""
-    tables: Mapping[str, Any] = collection._modules[collection._children]._modules  # type: ignore[union-attr, assignment]
-    ranks = collection._shards.ranks
-    for config, plan in zip(collection._configs, collection._shards.plans, strict=True):
-        weight = tables[config.name]._stored_weight()
-        table_of(weight).flush()
+    shards = module._shards
+    for table, plan in zip(shards.tables, shards.plans, strict=True):
+        table_of(table.weight).flush()
         with as_stored():
-            part = weight.detach()
-        kept = Kept(config.num_embeddings, config.embedding_dim, plan, ranks.rank, ranks.count)
-        yield f"{prefix}{collection._children}.{config.name}.weight", part, kept
+            part = table.weight.detach()
+        kept = Kept(table.rows, table.dim, plan, shards.ranks.rank, shards.ranks.count)
+        yield f"{prefix}{table.key}", part, kept
 
 
 @contextmanager
@@ -63,17 +61,17 @@ def part_state() -> Iterator[None]:
         _as_parts.reset(token)
 
 
-def add_state_hooks(collection: Sharded) -> None:
-    """Let a sharded collection's ``state_dict`` have DTensors, and ``load_state_dict`` take them or whole tables."""
-    collection.register_state_dict_post_hook(_save)
-    collection.register_load_state_dict_pre_hook(_load)
+def add_state_hooks(module: Sharded) -> None:
+    """Let a sharded module's ``state_dict`` have DTensors, and ``load_state_dict`` take them or whole tables."""
+    module.register_state_dict_post_hook(_save)
+    module.register_load_state_dict_pre_hook(_load)
 
 
-def _save(collection: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+def _save(module: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     if _as_parts.get():
         return
-    for key, part, kept in tables_of(collection, prefix):
-        state[key] = _as_dtensor(part, kept, collection._shards.ranks)
+    for key, part, kept in parts_of(module, prefix):
+        state[key] = _as_dtensor(part, kept, module._shards.ranks)
 
 
 def _as_dtensor(part: Tensor, kept: Kept, ranks: Ranks) -> DTensor:
@@ -100,9 +98,9 @@ def _layout(kept: Kept, ranks: Ranks) -> tuple[DeviceMesh, Placement]:
     return mesh, Shard(1) if isinstance(plan, RowWise) else Shard(2)
 
 
-def _load(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    ranks = collection._shards.ranks
-    for key, part, kept in tables_of(collection, prefix):
+def _load(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    ranks = module._shards.ranks
+    for key, part, kept in parts_of(module, prefix):
         given = state.get(key)
         if isinstance(given, DTensor):
             _check_layout(key, given, kept, ranks)

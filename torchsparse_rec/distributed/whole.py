@@ -16,10 +16,10 @@ from torch.nn import Module
 
 from .agreed import agreed
 from .boxes import Kept
-from .collection import Sharded
 from .plan import Replicated, RowWise, TableWise
 from .ranks import Call, Ranks
-from .states import part_state, tables_of
+from .sharded import Sharded
+from .states import part_state, parts_of
 
 __all__ = ["full_state_dict"]
 
@@ -71,7 +71,7 @@ def full_state_dict(module: Module, *, folder: str | os.PathLike[str] | None = N
                 ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64))
                 if ranks not in places:
                     places[ranks] = _Place(ranks, folder)
-                for key, table, kept in tables_of(sharded, f"{title}." if title else ""):
+                for key, table, kept in parts_of(sharded, f"{title}." if title else ""):
                     state[key] = _streamed(table, kept, ranks, call, places[ranks])
     finally:
         for place in places.values():

@@ -15,7 +15,7 @@ from ..tables.table import are_same, table_of
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._read import TableSet
-from .plan import Ids, Plan
+from .plan import NO_LOOKUPS, Ids, Plan
 
 
 class TableOwner(torch.nn.Module):
@@ -128,6 +128,13 @@ class FusedOwner(torch.nn.Module):
         """Look up rows that are up to date, in a compiled graph, without a gradient to the tables."""
         where = (self._number, list(tables), plan.numbers())
         return current_lookup(*ids[:3], list(ids.bags), ids.side_by_side, *where)[0]
+
+    def _check_fused(self) -> None:
+        """Raise ``RuntimeError`` if the gradient mode is fused, and a backward could not update the tables."""
+        if self._grad_mode == "fused":
+            last = self._last_fused
+            self._fused_lookups(NO_LOOKUPS, tuple(range(len(self._stored_weights())))).check()
+            self._last_fused = last
 
     def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:
         """Return the :class:`FusedLookups` of some tables by a plan, made at the first call."""

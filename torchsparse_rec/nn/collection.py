@@ -227,11 +227,6 @@ class Collection(HasGradMode):
         with as_stored():
             return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids, tables), tables)
 
-    def _check_fused(self) -> None:
-        """Raise ``RuntimeError`` if the gradient mode is fused, and a backward could not update the tables."""
-        if self._grad_mode == "fused":
-            self._fused_lookups(self._whole, tuple(range(len(self._tables)))).check()
-
     def _look_up_rows(
         self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str], tables: Sequence[int] | None = None
     ) -> Tensor:

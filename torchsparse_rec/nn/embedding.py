@@ -120,12 +120,18 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
             return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
         weight = self._stored_weight()
-        if torch.compiler.is_compiling() and self._is_untraceable(weight, input.numel()):
-            return forward_untraced(self, input)
-        if type(weight) is StaleParameter:
+        if torch.compiler.is_compiling():
+            if self._is_untraceable(weight, input.numel()):
+                return forward_untraced(self, input)
             with as_stored():
                 return self._look_up(weight, input)
-        return self._look_up(weight, input)
+        try:
+            if type(weight) is StaleParameter:
+                with as_stored():
+                    return self._look_up(weight, input)
+            return self._look_up(weight, input)
+        except IndexError:
+            raise (bad_id("Embedding", input, self._num_rows()) or sys.exc_info()[1]) from None  # type: ignore[misc]
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind = self._gradient_kind(weight, input.numel())
@@ -136,10 +142,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         if self._is_plain(weight, kind):
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
         ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
-        try:
-            rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
-        except IndexError:
-            raise (bad_id("Embedding", input, weight.shape[0]) or sys.exc_info()[1]) from None  # type: ignore[misc]
+        rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
         return rows.reshape(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:

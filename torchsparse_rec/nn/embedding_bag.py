@@ -140,7 +140,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
                     return self._look_up(weight, ids, ends, weights)
             return self._look_up(weight, ids, ends, weights)
         except IndexError:
-            error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, weight.shape[0])
+            error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, self._num_rows())
             if error is None:
                 raise
             raise error from None

@@ -13,13 +13,15 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored, is_in_fsdp
+from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
 from ..tables.table import table_of
-from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
+from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
 from ._owner import FusedOwner, TableOwner
 from ._read import look_up_stale, owned_table, read
 from .auto import AutoChoice, as_bytes
-from .plan import Ids, Plan
+from .gradients import keep_coalesced
+from .plan import NO_LOOKUPS, Ids, Plan
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
@@ -156,7 +158,8 @@ class GradModeMixin(HasGradMode, TableOwner):
     max_norm: float | None
     _sparse: bool
     _auto: AutoChoice
-    _last_plan: Plan = Plan((), (), (), (), (), ())
+    norm_type: float
+    _last_plan: Plan = NO_LOOKUPS
 
     def _init_grad_mode(self, grad_mode: str | None) -> None:
         if "sparse" in self.__dict__:  # the module was one of torch's before
@@ -194,6 +197,10 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _stored_weights(self) -> list[Parameter]:
         return [self._stored_weight()]
+
+    def _num_rows(self) -> int:
+        """Return how many rows the table has: all ranks' if it is split."""
+        return self._stored_weight().shape[0]
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """
@@ -251,9 +258,27 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """Look up rows in mode ``"fused"``, or of a table that may have stale rows."""
-        self._refuse_tracing()
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
+        return self._look_up_by(plan, kind, weight, ids)
+
+    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
+        """Look up the table, or its part of this rank, by a plan of any number of lookups."""
+        weight = self._stored_weight()
+        with as_stored():
+            kind = self._gradient_kind(weight, ids.indices.numel())
+            if self.max_norm is not None:
+                self._flush()
+                renormalise(type(self).__name__, weight, ids.indices, self.max_norm, self.norm_type)
+            if not self._is_plain(weight, kind):
+                return self._look_up_by(plan, kind, weight, ids)
+            if kind == "sparse":
+                keep_coalesced(weight)
+            return lookup([weight], *ids[:3], *plan.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
+
+    def _look_up_by(self, plan: Plan, kind: str, weight: Parameter, ids: Ids) -> Tensor:
+        """Look up in mode ``"fused"``, or rows of a table that may have stale rows."""
+        self._refuse_tracing()
         if kind == "fused":
             return self._look_up_fused(plan, (0,), ids)
         if torch.compiler.is_compiling():

@@ -232,6 +232,9 @@ class Plan(NamedTuple):
         )
 
 
+NO_LOOKUPS = Plan((), (), (), (), (), ())
+
+
 def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tensor:
     """
     Join the results of several parts in the order of the lookups.

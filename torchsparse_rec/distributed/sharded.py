@@ -1,0 +1,104 @@
+"""Modules whose tables are split over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ..jagged import JaggedTensor, KeyedTensor
+from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
+from ..nn.collection import Collection
+from ..nn.plan import Ids
+from .shards import Shards
+
+__all__ = [
+    "SHARDED",
+    "Sharded",
+    "ShardedEmbedding",
+    "ShardedEmbeddingBag",
+    "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
+]
+
+_NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
+
+
+class Sharded(Module):
+    """What all sharded modules have."""
+
+    _shards: Shards
+
+
+class _ShardedCollection(Sharded, Collection):
+    @torch.compiler.disable(reason=_NO_GRAPH)
+    def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
+        return self._shards.look_up(self, places, ids)
+
+
+class ShardedEmbeddingBagCollection(_ShardedCollection, EmbeddingBagCollection):
+    """An :class:`EmbeddingBagCollection` whose tables are split over ranks, made by :func:`shard`."""
+
+    def forward(self, features: Any) -> KeyedTensor:
+        """Look up and pool ``features``, as all ranks do in the same call."""
+        with self._shards.told(self.training):
+            return super().forward(features)
+
+    def lookup(self, features: Any) -> dict[str, Tensor]:
+        """Look up and pool features, which may have different batch sizes, as all ranks do in the same call."""
+        with self._shards.told(self.training):
+            return super().lookup(features)
+
+
+class ShardedEmbeddingCollection(_ShardedCollection, EmbeddingCollection):
+    """An :class:`EmbeddingCollection` whose tables are split over ranks, made by :func:`shard`."""
+
+    def forward(self, features: Any) -> dict[str, JaggedTensor]:
+        """Look up ``features``, as all ranks do in the same call."""
+        with self._shards.told(self.training):
+            return super().forward(features)
+
+
+class _ShardedTable(Sharded):
+    num_embeddings: int
+
+    def _num_rows(self) -> int:
+        return self.num_embeddings
+
+
+class ShardedEmbedding(_ShardedTable, Embedding):
+    """An :class:`Embedding` whose table is split over ranks, made by :func:`shard`."""
+
+    @torch.compiler.disable(reason=_NO_GRAPH)
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ``input``, as all ranks do in the same call."""
+        with self._shards.told(self.training):
+            return super().forward(input)
+
+    def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
+        ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
+        return self._shards.look_up(self, [0], ids).view(*input.shape, self.embedding_dim)
+
+
+class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
+    """An :class:`EmbeddingBag` whose table is split over ranks, made by :func:`shard`."""
+
+    @torch.compiler.disable(reason=_NO_GRAPH)
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Look up and pool the bags of ``input``, as all ranks do in the same call."""
+        with self._shards.told(self.training):
+            return super().forward(input, offsets, per_sample_weights)
+
+    def _look_up(self, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
+        return self._shards.look_up(self, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True))
+
+
+SHARDED: dict[type, Any] = {
+    Embedding: ShardedEmbedding,
+    EmbeddingBag: ShardedEmbeddingBag,
+    EmbeddingBagCollection: ShardedEmbeddingBagCollection,
+    EmbeddingCollection: ShardedEmbeddingCollection,
+}

@@ -1,0 +1,141 @@
+"""The tables of modules, as they are split over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from .._reduction import POOLING, SUM
+from .._torch import as_stored
+from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingVariable
+from ..nn.plan import Plan
+from ..tables.stale import is_parameter
+from ..tables.table import table_of
+from .plan import ColumnWise, TablePlan
+
+__all__ = ["Table", "check_columns", "digest", "lookups_of", "tables_of"]
+
+
+@dataclass
+class Table:
+    """
+    A table of a module that is to be split, or is.
+
+    Args:
+        module: that looks it up.
+        key: of its weight in the module's state.
+        name: by which plans may name it.
+        child: the module whose parameter it is.
+        rows: V, of the whole table.
+        dim: D, of the whole table.
+        features: that are looked up in it.
+        pooling: of their rows, or None.
+        padding_idx: as of the module that looks it up.
+        max_norm: likewise.
+    """
+
+    module: Any
+    key: str
+    name: str
+    child: Any
+    rows: int
+    dim: int
+    features: Sequence[str]
+    pooling: str | None
+    padding_idx: int | None
+    max_norm: float | None
+
+    @property
+    def weight(self) -> Parameter:
+        """The parameter, of which a rank's part is left once the table is split."""
+        return self.child._stored_weight()  # type: ignore[no-any-return]
+
+    def check(self, name: str) -> None:
+        """Raise ``ValueError`` or ``RuntimeError`` if the table cannot be split."""
+        if isinstance(self.child, EmbeddingVariable):
+            raise ValueError(f"shard: table {name!r} must have a fixed number of rows, got an EmbeddingVariable")
+        if self.weight.device.type == "meta":
+            raise ValueError(f"shard: table {name!r} must have values, got one on meta")
+        if not is_parameter(self.weight):
+            raise ValueError(f"shard: the weight of table {name!r} must be a parameter, got one that is computed")
+        if getattr(self.child, "scale_grad_by_freq", False):
+            raise ValueError(
+                f"shard: table {name!r} must have scale_grad_by_freq=False, got True, which counts the ids of one "
+                "process"
+            )
+        record = table_of(self.weight)
+        if record.rows is not None:
+            raise RuntimeError(
+                f"shard: the optimizer of table {name!r}, {type(record.optimizer).__name__}, has states of the whole "
+                "table: make it afterwards"
+            )
+
+
+def tables_of(title: str, module: Any) -> list[Table]:
+    """
+    Return the tables that a module looks up, in the order of its plan.
+
+    Args:
+        title: the module's name.
+        module: a collection, an :class:`Embedding` or an :class:`EmbeddingBag`.
+    """
+    if isinstance(module, (Embedding, EmbeddingBag)):
+        name = title or type(module).__name__
+        pooling = module.mode if isinstance(module, EmbeddingBag) else None
+        sizes = module.num_embeddings, module.embedding_dim
+        return [Table(module, "weight", name, module, *sizes, [name], pooling, module.padding_idx, module.max_norm)]
+    pools = isinstance(module, EmbeddingBagCollection)
+    return [
+        Table(
+            module,
+            f"{module._children}.{config.name}.weight",
+            config.name,
+            child,
+            config.num_embeddings,
+            config.embedding_dim,
+            config.feature_names,
+            str(config.pooling) if pools else None,
+            getattr(config, "padding_idx", None),
+            getattr(config, "max_norm", None),
+        )
+        for config, child in zip(module._configs, module._tables, strict=True)
+    ]
+
+
+def lookups_of(module: Any, tables: Sequence[Table]) -> tuple[Plan, Sequence[str]]:
+    """Return the plan of a module's lookups, and the names of what that calls keys."""
+    if not isinstance(module, (Embedding, EmbeddingBag)):
+        return module._whole, module._features
+    (table,) = tables
+    padding = -1 if table.padding_idx is None else table.padding_idx % table.rows
+    mode = SUM if table.pooling is None else POOLING[table.pooling]
+    return Plan((0,), (0,), (mode,), (table.rows,), (table.dim,), (padding,)), table.features
+
+
+def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float | None) -> None:
+    """Raise ``ValueError`` if columns of a table are split whose rows must stay whole."""
+    if not isinstance(plan, ColumnWise):
+        return
+    use = "use RowWise() or TableWise() for it"
+    if max_norm is not None:
+        raise ValueError(f"table {name!r} is ColumnWise, but has max_norm, a norm of whole rows: {use}")
+    optimizer = table_of(weight).optimizer
+    if optimizer is not None and optimizer.steps_whole_rows:
+        raise ValueError(
+            f"table {name!r} is ColumnWise, but {type(optimizer).__name__} steps whole rows, of which each rank would "
+            f"have a part: {use}"
+        )
+
+
+def digest(weight: Parameter) -> int:
+    """Return a number that differs for different values of a table, with little memory beside them."""
+    found = 0
+    with torch.no_grad(), as_stored():
+        for part in weight.detach().contiguous().view(-1).view(torch.uint8).split(2**20):
+            places = torch.arange(part.numel(), device=part.device)
+            found = (found * 31 + int((part * (places * 2654435761 + 1)).sum())) % 2**63
+    return found
