@@ -26,11 +26,12 @@ _GROUND = (
 _ROOMS = {
     "torchsparse_rec/ops/": ("ops",),
     "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
-    "torchsparse_rec/optim/": ("optim", "nn", "variable", "clients"),
-    "torchsparse_rec/tables/": ("nn", "optim", "variable", "clients"),
+    "torchsparse_rec/optim/": ("optim", "nn", "variable", "clients", "distributed"),
+    "torchsparse_rec/tables/": ("nn", "optim", "variable", "clients", "distributed"),
     "torchsparse_rec/variable/": ("variable",),
-    "torchsparse_rec/nn/": ("nn", "optim", "variable", "clients"),
+    "torchsparse_rec/nn/": ("nn", "optim", "variable", "clients", "distributed"),
     "torchsparse_rec/features/": ("features",),
+    "torchsparse_rec/distributed/": ("distributed",),
     "torchsparse_rec/data/": ("data",),
     "torchsparse_rec/profiling/": ("profiling",),
     "torchsparse_rec/examples/": ("examples",),
@@ -48,7 +49,7 @@ _ROOMS = {
 # Families of operators. The names of a family's files begin with the family's name.
 _FAMILIES = (
     *("bucketize", "embedding", "embedding_collection", "hash", "record", "row_optimizer", "row_update"),
-    *("segment", "sparse_segment", "sparse_tensor", "table", "unique", "unique_rows"),
+    *("route", "segment", "sparse_segment", "sparse_tensor", "table", "unique", "unique_rows"),
 )
 _OPERATORS = ("csrc/", "torchsparse_rec/ops/")
 _OPERATOR_ROOMS = ("ops", "emulation")

@@ -40,8 +40,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 PACKAGES = [
     *("torchsparse_rec", "torchsparse_rec.ops", "torchsparse_rec.nn", "torchsparse_rec.variable"),
     *("torchsparse_rec.initializers", "torchsparse_rec.optim", "torchsparse_rec.jagged", "torchsparse_rec.features"),
-    "torchsparse_rec.data",
-    "torchsparse_rec.profiling",
+    *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed"),
     *("torchsparse_rec.compat.tensorflow", "torchsparse_rec.compat.keras", "torchsparse_rec.compat.converters"),
 ]
 NAVIGATION = {
@@ -49,8 +48,17 @@ NAVIGATION = {
     "Guides": [
         f"docs/{name}"
         for name in (
-            *("embeddings", "optimizers", "jagged", "features", "embedding_variable", "data", "profiling", "cuda"),
-            *("tensorflow", "clients", "ncf", "wide_deep", "dlrm"),
+            *(
+                "embeddings",
+                "optimizers",
+                "jagged",
+                "features",
+                "embedding_variable",
+                "distributed",
+                "data",
+                "profiling",
+            ),
+            *("cuda", "tensorflow", "clients", "ncf", "wide_deep", "dlrm"),
         )
     ],
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 from typing import Any
 
 import pytest
@@ -142,3 +145,32 @@ def test_a_bad_id_on_one_rank(two, device: str, bags: bool) -> None:
     name, rows = ("EmbeddingBag", 2 * ROWS) if bags else ("Embedding", ROWS)
     text = f"rank 1: {name}: input[1, 1] must be in [0, {rows}), got {rows}"
     assert two.run(bad_id, device, bags) == [text, text]
+
+
+# ---- What a split table is not for ---------------------------------------------------------------------------------
+
+
+def not_for(device: str, what: str) -> None:
+    model = distributed.shard(Model("sparse").to(device), plan="row_wise")
+    if what == "copy":
+        copy.deepcopy(model)
+    elif what == "pickle":
+        pickle.dumps(model)
+    elif what == "lookup_sparse":
+        nn.lookup_sparse(model.bags, torch.tensor([[1]], device=device), "sum")
+    else:
+        model.double()(*batch(0, dist.get_rank(), (2, 3), device))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("copy", TypeError, "rows: a module whose tables are split over ranks cannot be copied or pickled"),
+        ("pickle", TypeError, "rows: a module whose tables are split over ranks cannot be copied or pickled"),
+        ("lookup_sparse", ValueError, r"params\[0\] must be a whole table, got 'bags', which is split over ranks"),
+        ("convert", RuntimeError, "table 'rows': .* must stay as shard.. made it, .*float32 .*, got .*float64"),
+    ],
+)
+def test_what_is_refused(two, device: str, what: str, kind: type, message: str) -> None:
+    for error in two.errors(not_for, device, what):
+        assert type(error) is kind and re.search(message, str(error)), error

@@ -14,6 +14,7 @@ import torch
 
 import torchsparse_rec
 import torchsparse_rec.data
+import torchsparse_rec.distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,6 +76,7 @@ def test_docstring_examples(name):
         torchsparse_rec.features,
         torchsparse_rec.data,
         torchsparse_rec.profiling,
+        torchsparse_rec.distributed,
     ],
     ids=lambda m: m.__name__,
 )

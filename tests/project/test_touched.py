@@ -56,7 +56,9 @@ def test_what_has_no_family_touches_all_operators(touched: ModuleType, path: str
 
 
 def test_packages_touch_their_rooms_and_those_above(touched: ModuleType) -> None:
-    assert touched.touched(["torchsparse_rec/nn/auto.py"], TESTS) == in_rooms("nn", "optim", "variable", "clients")
+    assert touched.touched(["torchsparse_rec/nn/auto.py"], TESTS) == in_rooms(
+        "nn", "optim", "variable", "clients", "distributed"
+    )
     assert touched.touched(["torchsparse_rec/variable/keys.py"], TESTS) == in_rooms("variable")
     assert touched.touched(["compat/keras.py", "README.md"], TESTS) == in_rooms("compat", "features")
 

@@ -118,11 +118,11 @@ def shard(
     ranks = Ranks(group, next(iter(names.values())).weight.device, timeout)
     for title, child in found.items():
         plans = [planned.tables[name].plan for name, table in names.items() if table.module is child]
-        shards = Shards(title or type(child).__name__, its[title], plans, merge, wire_dtype, ranks)
         for table, of_table in zip(its[title], plans, strict=True):
             _cut(table, of_table, ranks)
+        name = title or type(child).__name__
         child.__class__ = SHARDED[type(child)]
-        child._shards = shards  # type: ignore[assignment]
+        child._shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
         child._forget_lookups()  # type: ignore[operator]
         add_state_hooks(child)  # type: ignore[arg-type]
     leave_out_of_ddp(module)

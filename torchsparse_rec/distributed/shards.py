@@ -55,6 +55,7 @@ class Shards:
         self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
         self._trained = 0
         whole, features = lookups_of(tables[0].module, tables)
+        self._split = [(table.weight.shape, table.weight.dtype, table.weight.device) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
         groups: dict[tuple[bool, int, torch.dtype], list[int]] = {}
@@ -140,8 +141,21 @@ class Shards:
 
     def _check(self, weights: Sequence[Parameter]) -> None:
         check_not_in_ddp(weights)
-        for table, plan, weight in zip(self.tables, self.plans, weights, strict=True):
+        for table, plan, weight, split in zip(self.tables, self.plans, weights, self._split, strict=True):
+            if (weight.shape, weight.dtype, weight.device) != split:
+                raise RuntimeError(
+                    f"table {table.name!r}: this rank's part must stay as shard() made it, {list(split[0])} of "
+                    f"{split[1]} on {split[2]}, got {list(weight.shape)} of {weight.dtype} on {weight.device}: convert "
+                    "and move a model before shard()"
+                )
             check_columns(table.name, plan, weight, table.max_norm)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
+        raise TypeError(
+            f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: save its "
+            "state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
+        )
 
     def _exchanged(
         self, call: Call, ids: Ids, asked: Sequence[Any], told: Tensor, wanted: bool, look_up: LookUp

@@ -14,6 +14,7 @@ from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
+from ..tables.table import table_if_any
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
 from .embedding_variable import EmbeddingVariable
@@ -201,14 +202,25 @@ def _checked(given: Any, k: int) -> Any:
     if isinstance(given, known):
         if getattr(given, "max_norm", None) is not None:
             raise ValueError(f"lookup_sparse: params[{k}].max_norm must be None, got {given.max_norm}")
+        _check_whole(_weight_of(given), k)
         return given
     if isinstance(given, Tensor) and given.dim() == 2 and given.is_floating_point():
+        _check_whole(given, k)
         return given
     got = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     raise TypeError(
         f"lookup_sparse: params[{k}] must be an EmbeddingVariable, Embedding, EmbeddingBag or a parameter [V, D], got "
         f"{got}"
     )
+
+
+def _check_whole(weight: Tensor, k: int) -> None:
+    table = table_if_any(weight)
+    if table is not None and table.part is not None:
+        raise ValueError(
+            f"lookup_sparse: params[{k}] must be a whole table, got {table.part.name!r}, which is split over ranks: "
+            "call its module, or put the tables into an EmbeddingBagCollection before shard()"
+        )
 
 
 def _weight_of(owner: Any) -> Parameter:
