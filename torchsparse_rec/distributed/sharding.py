@@ -149,6 +149,15 @@ def plan_of(module: Module) -> Planned:
 
     Raises:
         ValueError: the module was not given to :func:`shard`.
+
+    Example:
+        >>> from torch.distributed import TCPStore, destroy_process_group, init_process_group
+        >>> from torchsparse_rec.nn import Embedding
+        >>> init_process_group("gloo", store=TCPStore("localhost", 0, 1, is_master=True), rank=0, world_size=1)
+        >>> model = shard(torch.nn.ModuleDict({"users": Embedding(100, 2)}), plan="row_wise")
+        >>> print(plan_of(model).tables["users"].why)
+        given
+        >>> destroy_process_group()
     """
     planned = vars(module).get("_torchsparse_rec_planned")
     if planned is None:
