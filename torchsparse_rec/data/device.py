@@ -189,6 +189,8 @@ class _Producer:
             if time.monotonic() > until:
                 return False
             self._ended.wait(0.001)  # not join(): if it is interrupted, Python 3.11 takes the thread for dead
+        if self._ended.is_set() and self._thread is not threading.current_thread():
+            self._thread.join()  # what is left of it takes microseconds
         _RUNNING.discard(self)
         return True
 
