@@ -157,21 +157,23 @@ def features_of(case: Case, batch: Batch) -> KeyedJaggedTensor:
     )
 
 
-def look_up(case: Case, module: Any, batch: Batch) -> list[Tensor]:
-    """Return the results for each feature of each table."""
-    results = module(features_of(case, batch))
+def look_up(case: Case, module: Any, batch: Batch, ahead: Any = None) -> list[Tensor]:
+    """Return the results for each feature of each table; ``ahead`` is what was prefetched, in place of the batch's."""
+    results = module(features_of(case, batch) if ahead is None else ahead)
     if case.kind == "rows":
         return [results[name].values() for name in module.embedding_names()]
     return list(results.values().split([table.dim for table in case.tables for _ in table.features], 1))
 
 
-def train_step(case: Case, module: Any, optimizer: Any, batch: Batch, factor: float | None) -> tuple[list, dict]:
+def train_step(
+    case: Case, module: Any, optimizer: Any, batch: Batch, factor: float | None, ahead: Any = None
+) -> tuple[list, dict]:
     """Train one step on half the squared distance to the targets; return results and the gradients of weights."""
     if case.weighted:
         for weights in batch.weights.values():
             weights.requires_grad_()
     optimizer.zero_grad()
-    results = look_up(case, module, batch)
+    results = look_up(case, module, batch, ahead)
     gradients = [result.detach() - target for result, target in zip(results, batch.targets, strict=True)]
     gradients = [gradient.to(result.dtype) for gradient, result in zip(gradients, results, strict=True)]
     if factor is not None:

@@ -8,6 +8,7 @@ from .plan import ColumnWise as ColumnWise
 from .plan import Replicated as Replicated
 from .plan import RowWise as RowWise
 from .plan import TableWise as TableWise
+from .prefetch import prefetch as prefetch
 from .sharding import plan_of as plan_of
 from .sharding import shard as shard
 from .whole import full_state_dict as full_state_dict

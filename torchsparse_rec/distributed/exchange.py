@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..nn.plan import Ids, Plan
 from .ranks import Call, Ranks
 
-__all__ = ["LookUp", "Place", "Sizes", "exchange", "scale_gradient"]
+__all__ = ["LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
 # A collection's way to look up some of its tables: by a plan of theirs, given their numbers.
 LookUp = Callable[[Plan, Sequence[int], Ids], Tensor]
@@ -35,6 +36,7 @@ class Sizes(NamedTuple):
 
 def exchange(
     ranks: Ranks,
+    group: dist.ProcessGroup,
     call: Call,
     sizes: Sequence[Sizes],
     parts: Sequence[Tensor],
@@ -47,6 +49,7 @@ def exchange(
 
     Args:
         ranks: that take part.
+        group: of them, in which what is sent forward travels.
         call: what this rank does.
         sizes: for each vector.
         parts: the vectors, each with the elements for rank 0, then those for rank 1, ...
@@ -59,9 +62,9 @@ def exchange(
         Vectors of what came, in the order of ranks.
     """
     if anchor is None:
-        return _forward(ranks, call, sizes, parts, wire_dtype)
+        return start(ranks, group, call, sizes, parts, wire_dtype)()
     ranks.expect_backward()
-    return list(_Exchange.apply(anchor, ranks, call, sizes, factor, wire_dtype, *parts))
+    return list(_Exchange.apply(anchor, ranks, group, call, sizes, factor, wire_dtype, *parts))
 
 
 def _narrow(x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -69,17 +72,27 @@ def _narrow(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x.to(dtype) if dtype is not None and x.is_floating_point() and x.itemsize > dtype.itemsize else x
 
 
-def _forward(
-    ranks: Ranks, call: Call, sizes: Sequence[Sizes], parts: Sequence[Tensor], wire_dtype: torch.dtype | None
-) -> list[Tensor]:
+def start(
+    ranks: Ranks,
+    group: dist.ProcessGroup,
+    call: Call,
+    sizes: Sequence[Sizes],
+    parts: Sequence[Tensor],
+    wire_dtype: torch.dtype | None = None,
+) -> Callable[[], list[Tensor]]:
+    """Begin what :func:`exchange` does without a backward; return the function that waits for the vectors."""
     moved = [k for k, size in enumerate(sizes) if not size.copied]
     sent = [_narrow(parts[k], wire_dtype) for k in moved]
-    got = ranks.send(call, sent, [sizes[k].sent for k in moved], [sizes[k].came for k in moved])
-    result = {k: x.to(parts[k].dtype) for k, x in zip(moved, got, strict=True)}
-    for k, size in enumerate(sizes):
-        if size.copied:
-            result[k] = parts[k].split(list(size.sent))[ranks.rank].clone()
-    return [result[k] for k in range(len(parts))]
+    coming = ranks.start(group, call, sent, [sizes[k].sent for k in moved], [sizes[k].came for k in moved])
+
+    def end() -> list[Tensor]:
+        result = {k: x.to(parts[k].dtype) for k, x in zip(moved, coming(), strict=True)}
+        for k, size in enumerate(sizes):
+            if size.copied:
+                result[k] = parts[k].split(list(size.sent))[ranks.rank].clone()
+        return [result[k] for k in range(len(parts))]
+
+    return end
 
 
 class _Exchange(torch.autograd.Function):
@@ -88,6 +101,7 @@ class _Exchange(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         ranks: Ranks,
+        group: dist.ProcessGroup,
         call: Call,
         sizes: Sequence[Sizes],
         factor: float,
@@ -98,7 +112,7 @@ class _Exchange(torch.autograd.Function):
         ctx.anchor = (anchor.shape, anchor.dtype)
         ctx.call = Call(call.module, "gradients", call.mode, call.details)
         ctx.real = [k for k, part in enumerate(parts) if part.is_floating_point()]
-        result = _forward(ranks, call, sizes, parts, wire_dtype)
+        result = start(ranks, group, call, sizes, parts, wire_dtype)()
         result = [x.view_as(x) if x is part else x for x, part in zip(result, parts, strict=True)]
         ctx.mark_non_differentiable(*(x for x in result if not x.is_floating_point()))
         return tuple(result)
@@ -120,7 +134,7 @@ class _Exchange(torch.autograd.Function):
             grad = grad.to(grads[k].dtype)
             result[k] = grad if ctx.factor == 1 else grad.mul_(ctx.factor)  # what came is nobody else's
         shape, dtype = ctx.anchor
-        return torch.zeros(shape, dtype=dtype, device=ctx.ranks.device), *(None,) * 5, *result
+        return torch.zeros(shape, dtype=dtype, device=ctx.ranks.device), *(None,) * 6, *result
 
 
 class _Scaled(torch.autograd.Function):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -21,11 +21,11 @@ from torch import Tensor
 from .._torch import default_store
 from .agreed import agreed
 
-__all__ = ["Call", "Ranks"]
+__all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks"]
 
 # The words of a header before its counts: sequence, signature, status.
 _WORDS = 3
-_FINE, _FAILED = 0, 1
+FINE, _FAILED, ENDED, ENDED_WITHOUT_EMPTY = range(4)
 # Seconds after which a rank that waits says for what, and looks what the others wait for.
 _PATIENCE = 5.0
 # Seconds more that a rank which has waited too long gives the others to say so too.
@@ -38,7 +38,7 @@ class Call:
 
     Args:
         module: the name of the module.
-        what: ``"lookup"`` or ``"gradients"``.
+        what: ``"lookup"``, ``"gradients"`` or ``"prefetch"``.
         mode: ``"train"`` or ``"eval"``.
         details: whatever else must agree.
     """
@@ -57,8 +57,9 @@ class Ranks:
     The ranks that share tables, and the exchanges between them.
 
     Args:
-        group: their process group. Two groups of the same ranks are made of it: gradients have one of their own, so
-            that a rank that skips a backward meets no message of another size.
+        group: their process group. Groups of the same ranks are made of it: gradients have one of their own, so that
+            a rank that skips a backward meets no message of another size, and so have the ids of batches that are
+            prefetched, and their results.
         device: of what is sent.
         timeout: seconds after which a rank that waits for others gives up.
     """
@@ -67,9 +68,9 @@ class Ranks:
         ranks = dist.get_process_group_ranks(group)
         # Longer than a rank waits, so that it is this class that says for which.
         limit = datetime.timedelta(seconds=timeout + 2 * _PATIENCE)
-        self.group, self._backward_group = (
+        self.group, self._backward_group, self.ahead_group, self.ahead_results_group = (
             dist.new_group(ranks, timeout=limit, backend=dist.get_backend(group), use_local_synchronization=True)
-            for _ in range(2)
+            for _ in range(4)
         )
         self.device, self.timeout, self._counts = device, timeout, 0
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
@@ -82,6 +83,11 @@ class Ranks:
     def reserve(self, counts: int) -> None:
         """Let headers have so many counts for each rank, or more: all modules' headers are as long."""
         self._counts = max(self._counts, counts)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this rank has raised where others may wait for it."""
+        return self._broken is not None
 
     # ---- Exchanges ---------------------------------------------------------------------------------------------------
 
@@ -100,9 +106,24 @@ class Ranks:
         Raises:
             The error of the first rank that has one; RuntimeError: ranks do different things, or one does not come.
         """
-        return self._headers(self.group, call, counts, error)
+        return self.start_headers(self.group, call, counts, error)()[0]
 
-    def _headers(self, group: dist.ProcessGroup, call: Call, counts: Tensor, error: Exception | None) -> Tensor:
+    def start_headers(
+        self, group: dist.ProcessGroup, call: Call, counts: Tensor, error: Exception | None = None, status: int = FINE
+    ) -> Callable[[], tuple[Tensor, list[int]]]:
+        """
+        Begin what :meth:`headers` does; return the function that ends it.
+
+        Args:
+            group: in which messages of the same kind follow each other.
+            call: see :meth:`headers`.
+            counts: see :meth:`headers`.
+            error: see :meth:`headers`.
+            status: of this rank if it has no error.
+
+        Returns:
+            A function that returns the counts from each rank, and each rank's status.
+        """
         if self._broken is not None:
             raise RuntimeError(
                 f"{call}: this rank raised in the middle of an exchange before, and the others may wait for it: end "
@@ -110,19 +131,26 @@ class Ranks:
             ) from self._broken
         if self.count == 1:
             if error is not None:
-                raise error
-            return counts
+                return lambda: _raise(error)
+            return lambda: (counts, [status])
         self.sequence += 1
         width = counts.shape[1]
         out = torch.zeros(self.count, _WORDS + self._counts, dtype=torch.int64)
-        out[:, :_WORDS] = torch.tensor([self.sequence, call.signature, _FINE if error is None else _FAILED])
+        out[:, :_WORDS] = torch.tensor([self.sequence, call.signature, status if error is None else _FAILED])
         out[:, _WORDS : _WORDS + width] = counts
-        came = self._all_to_all(group, call, out.to(self.device), None, None).to("cpu")
-        if bool((came[:, 2] != _FINE).any()):
-            agreed(self.group, None, error)
-        if bool((came[:, :2] != came[self.rank, :2]).any()):
-            self._raise_different(call)
-        return came[:, _WORDS : _WORDS + width]
+        number, coming = self.sequence, self._start(group, call, out.to(self.device), None, None)
+
+        def end() -> tuple[Tensor, list[int]]:
+            came = coming().to("cpu")
+            if bool((came[:, 2] == _FAILED).any()):
+                agreed(self.group, None, error)
+            statuses = came[:, 2].tolist()
+            # A rank without a batch does not know what the details of its call would be.
+            if ENDED_WITHOUT_EMPTY not in statuses and bool((came[:, :2] != came[self.rank, :2]).any()):
+                self._raise_different(call, number)
+            return came[:, _WORDS : _WORDS + width], statuses
+
+        return end
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[None]:
@@ -133,44 +161,45 @@ class Ranks:
             self._broken = error
             raise
 
-    def send(
-        self, call: Call, parts: Sequence[Tensor], sent: Sequence[Sequence[int]], came: Sequence[Sequence[int]]
-    ) -> list[Tensor]:
-        """
-        Send vectors in one message to each rank.
-
-        Args:
-            call: what this rank does.
-            parts: vectors, each of which has the elements for rank 0, then those for rank 1, ...
-            sent: for each vector, how many of its elements go to each rank.
-            came: for each vector, how many elements come from each rank.
-
-        Returns:
-            Vectors of what came, in the order of ranks.
-        """
-        return self._send(self.group, call, parts, sent, came)
-
-    def _send(
+    def start(
         self,
         group: dist.ProcessGroup,
         call: Call,
         parts: Sequence[Tensor],
         sent: Sequence[Sequence[int]],
         came: Sequence[Sequence[int]],
-    ) -> list[Tensor]:
+    ) -> Callable[[], list[Tensor]]:
+        """
+        Send vectors in one message to each rank.
+
+        Args:
+            group: in which messages of the same kind follow each other.
+            call: what this rank does.
+            parts: vectors, each of which has the elements for rank 0, then those for rank 1, ...
+            sent: for each vector, how many of its elements go to each rank.
+            came: for each vector, how many elements come from each rank.
+
+        Returns:
+            A function that waits for what comes, and returns vectors of it, in the order of ranks.
+        """
         if self.count == 1 or not parts:
-            return list(parts)
+            return lambda: list(parts)
         sizes = [part.element_size() for part in parts]
         flat = [part.contiguous().view(torch.uint8) for part in parts]
         to = [[n * size for n in ns] for ns, size in zip(sent, sizes, strict=True)]
         from_ = [[n * size for n in ns] for ns, size in zip(came, sizes, strict=True)]
         if len(parts) == 1:
-            return [self._all_to_all(group, call, flat[0], to[0], from_[0]).view(parts[0].dtype)]
+            one = self._start(group, call, flat[0], to[0], from_[0])
+            return lambda: [one().view(parts[0].dtype)]
         pieces = [part.split(ns) for part, ns in zip(flat, to, strict=True)]
         out = torch.cat([piece[rank] for rank in range(self.count) for piece in pieces])
-        got = self._all_to_all(group, call, out, _sums(to), _sums(from_))
-        each = got.split([ns[rank] for rank in range(self.count) for ns in from_])
-        return [torch.cat(each[k :: len(parts)]).view(part.dtype) for k, part in enumerate(parts)]
+        coming = self._start(group, call, out, _sums(to), _sums(from_))
+
+        def end() -> list[Tensor]:
+            each = coming().split([ns[rank] for rank in range(self.count) for ns in from_])
+            return [torch.cat(each[k :: len(parts)]).view(part.dtype) for k, part in enumerate(parts)]
+
+        return end
 
     # ---- Backward ----------------------------------------------------------------------------------------------------
 
@@ -181,30 +210,39 @@ class Ranks:
     def send_back(
         self, call: Call, parts: Sequence[Tensor], sent: Sequence[Sequence[int]], came: Sequence[Sequence[int]]
     ) -> list[Tensor]:
-        """Send vectors as :meth:`send` does, in a backward."""
+        """Send vectors as :meth:`start` does, in a backward; return what came."""
         with self.exchange(call):
             if self._open > 1:  # which backward comes is not certain: sizes that differ would end the process
-                self._headers(self._backward_group, call, torch.zeros(self.count, 0, dtype=torch.int64), None)
+                self.start_headers(self._backward_group, call, torch.zeros(self.count, 0, dtype=torch.int64))()
             self._open -= 1
-            return self._send(self._backward_group, call, parts, sent, came)
+            return self.start(self._backward_group, call, parts, sent, came)()
 
     # ---- Errors ------------------------------------------------------------------------------------------------------
 
-    def _all_to_all(
+    def _start(
         self, group: dist.ProcessGroup, call: Call, x: Tensor, sent: list[int] | None, came: list[int] | None
-    ) -> Tensor:
+    ) -> Callable[[], Tensor]:
         out = torch.empty_like(x) if came is None else x.new_empty(sum(came))
         self._messages += 1
+        number = self._messages
         try:
             work = dist.all_to_all_single(out, x, came, sent, group=group, async_op=True)
-            assert work is not None
-            self._wait(work, call)
         except RuntimeError as error:
             self._broken = error
             raise
-        return out
+        assert work is not None
 
-    def _wait(self, work: dist.Work, call: Call) -> None:
+        def end() -> Tensor:
+            try:
+                self._wait(work, call, number)
+            except RuntimeError as error:
+                self._broken = error
+                raise
+            return out
+
+        return end
+
+    def _wait(self, work: dist.Work, call: Call, number: int) -> None:
         """Wait for a message; if that takes long, compare with what the others wait for."""
         began, seen = time.monotonic(), None
         while True:
@@ -216,9 +254,9 @@ class Ranks:
                     raise RuntimeError(f"{call}: rank {self.rank} has lost another, which ended: {error}") from error
                 is_over = time.monotonic() - began >= self.timeout
                 if is_over:
-                    self._posts(call)
+                    self._posts(call, number)
                     time.sleep(_GRACE)  # for the others to say what they wait for
-                before, seen = seen, self._posts(call)
+                before, seen = seen, self._posts(call, number)
                 # A rank that still waits for something else after a while will not come any more.
                 others = [rank for rank in range(self.count) if seen[rank] not in (None, seen[self.rank])]
                 stuck = [rank for rank in others if is_over or (before is not None and before[rank] == seen[rank])]
@@ -234,10 +272,10 @@ class Ranks:
         if seen is not None:
             default_store().delete_key(f"{self._place}{self.rank}")
 
-    def _posts(self, call: Call) -> list[str | None]:
+    def _posts(self, call: Call, number: int) -> list[str | None]:
         """Say what this rank waits for; return what each rank has said, or None."""
         store = default_store()
-        store.set(f"{self._place}{self.rank}", f"{call} (message {self._messages})")
+        store.set(f"{self._place}{self.rank}", f"{call} (message {number})")
         places = [f"{self._place}{rank}" for rank in range(self.count)]
         return [store.get(place).decode() if store.check([place]) else None for place in places]
 
@@ -248,11 +286,15 @@ class Ranks:
             f"{said[second]}"
         )
 
-    def _raise_different(self, call: Call) -> NoReturn:
-        said = agreed(self.group, f"{call} (call {self.sequence})")
+    def _raise_different(self, call: Call, number: int) -> NoReturn:
+        said = agreed(self.group, f"{call} (call {number})")
         raise RuntimeError(
             self._different(call, said, next(rank for rank, text in enumerate(said) if text != said[self.rank]))
         )
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _sums(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -44,13 +44,13 @@ class ShardedEmbeddingBagCollection(_ShardedCollection, EmbeddingBagCollection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Look up and pool ``features``, as all ranks do in the same call."""
-        with self._shards.told(self.training):
-            return super().forward(features)
+        with self._shards.told(self.training, features) as given:
+            return super().forward(*given)
 
     def lookup(self, features: Any) -> dict[str, Tensor]:
         """Look up and pool features, which may have different batch sizes, as all ranks do in the same call."""
-        with self._shards.told(self.training):
-            return super().lookup(features)
+        with self._shards.told(self.training, features) as given:
+            return super().lookup(*given)
 
 
 class ShardedEmbeddingCollection(_ShardedCollection, EmbeddingCollection):
@@ -58,8 +58,8 @@ class ShardedEmbeddingCollection(_ShardedCollection, EmbeddingCollection):
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Look up ``features``, as all ranks do in the same call."""
-        with self._shards.told(self.training):
-            return super().forward(features)
+        with self._shards.told(self.training, features) as given:
+            return super().forward(*given)
 
 
 class _ShardedTable(Sharded):
@@ -75,8 +75,8 @@ class ShardedEmbedding(_ShardedTable, Embedding):
     @torch.compiler.disable(reason=_NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
-        with self._shards.told(self.training):
-            return super().forward(input)
+        with self._shards.told(self.training, input) as given:
+            return super().forward(*given)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
@@ -89,8 +89,8 @@ class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
     @torch.compiler.disable(reason=_NO_GRAPH)
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``, as all ranks do in the same call."""
-        with self._shards.told(self.training):
-            return super().forward(input, offsets, per_sample_weights)
+        with self._shards.told(self.training, input, offsets, per_sample_weights) as given:
+            return super().forward(*given)
 
     def _look_up(self, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
         return self._shards.look_up(self, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True))

@@ -16,8 +16,9 @@ from ._bags import Bags, Unit
 from ._ids import check_ids
 from ._rows import Rows
 from .agreed import agreed
+from .ahead import Ahead, Asked
 from .ddp import check_not_in_ddp
-from .exchange import LookUp, Place, exchange, scale_gradient
+from .exchange import LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks
 from .tables import Table, check_columns, digest, lookups_of
@@ -54,6 +55,9 @@ class Shards:
         self._wire_dtype = wire_dtype
         self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
         self._trained = 0
+        # While a module's forward only says what it will ask for; the exchange that was begun before a call.
+        self._asks = False
+        self._ahead: Ahead | None = None
         whole, features = lookups_of(tables[0].module, tables)
         self._split = [(table.weight.shape, table.weight.dtype, table.weight.device) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
@@ -82,16 +86,53 @@ class Shards:
         ranks.reserve(sum(way.width for way in self._ways))
 
     @contextmanager
-    def told(self, training: bool) -> Iterator[None]:
-        """Tell the other ranks of an error that comes before this rank has told them of its lookup: all raise it."""
+    def told(self, training: bool, *given: Any) -> Iterator[tuple[Any, ...]]:
+        """
+        Tell the other ranks of an error that comes before this rank has told them of its lookup: all raise it.
+
+        Args:
+            training: whether the module trains.
+            given: the arguments of its call, or an :class:`Ahead` in their place.
+
+        Yields:
+            The arguments.
+        """
+        if self._asks:
+            yield given
+            return
         ranks, before = self.ranks, self.ranks.sequence
         try:
-            yield
+            if isinstance(given[0], Ahead):
+                self._ahead, given = given[0], given[0].arguments(self, *given[1:])
+            yield given
         except Exception as error:
-            if ranks.sequence == before:
+            # Of an exchange that was begun before the call only the results are left: no header tells of an error.
+            if self._ahead is None and ranks.sequence == before:
                 call = Call(self.name, "lookup", "train" if training else "eval")
                 ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
             raise
+        finally:
+            self._ahead = None
+
+    def ask(self, module: Any, given: tuple[Any, ...]) -> Asked:
+        """
+        Say what this rank will want of the others in a call of the module.
+
+        Args:
+            module: whose tables they are.
+            given: the arguments of the call.
+
+        Raises:
+            Errors of the arguments.
+        """
+        self._asks = True
+        try:
+            module.forward(*given)
+        except Asked as asked:
+            return asked
+        finally:
+            self._asks = False
+        raise AssertionError
 
     def look_up(self, module: Any, places: Sequence[int], ids: Ids) -> Tensor:
         """
@@ -112,14 +153,20 @@ class Shards:
         if given is not None:
             details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
             ids = ids._replace(per_sample_weights=scale_gradient(given, 1 / self._at_once))
-        call = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details))
-        self._check(weights)
-        if training and wanted:
-            module._check_fused()
-        names = dict(zip(places, self._features, strict=True))
-        check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
-        asked = [way.ask(ids, places) for way in self._ways]
-        told = ranks.headers(call, torch.cat([each.counts for each in asked], 1))
+        call, ahead = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details)), self._ahead
+        if not self._asks:
+            self._check(weights)
+            if training and wanted:
+                module._check_fused()
+        if ahead is None:
+            names = dict(zip(places, self._features, strict=True))
+            check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
+            asked = Asked(call, ids, [way.ask(ids, places) for way in self._ways])
+            if self._asks:
+                raise asked
+            told = ranks.headers(call, asked.counts)
+        else:
+            asked, told = ahead.asked, ahead.told
         if wanted and training:
             self._trained += 1
             if self._copied and self._trained % _OFTEN == 0:
@@ -157,17 +204,26 @@ class Shards:
             "state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
         )
 
-    def _exchanged(
-        self, call: Call, ids: Ids, asked: Sequence[Any], told: Tensor, wanted: bool, look_up: LookUp
-    ) -> Tensor:
-        ranks, ways = self.ranks, self._ways
+    def payload_sizes(self, asked: Asked, told: Tensor) -> list[Sizes]:
+        """Return the sizes of what is asked of others, in the order of ``asked.parts``."""
+        came = told.split([way.width for way in self._ways], 1)
+        return [
+            size for way, a, c in zip(self._ways, asked.ways, came, strict=True) for size in way.payload_sizes(a, c)
+        ]
+
+    def _exchanged(self, call: Call, ids: Ids, all_asked: Asked, told: Tensor, wanted: bool, look_up: LookUp) -> Tensor:
+        ranks, ways, asked, ahead = self.ranks, self._ways, all_asked.ways, self._ahead
         came = told.split([way.width for way in ways], 1)
-        sizes = [size for way, a, c in zip(ways, asked, came, strict=True) for size in way.payload_sizes(a, c)]
-        # Weights travel with bags alone, and their gradients back.
-        weights = ids.per_sample_weights if self._has_bags and torch.is_grad_enabled() else None
-        travels = weights is not None and weights.requires_grad
-        parts = [part for a in asked for part in a.parts]
-        got = exchange(ranks, call, sizes, parts, self._leaf() if travels else None, 1 / self._on_the_way)
+        travels = False
+        if ahead is None:
+            # Weights travel with bags alone, and their gradients back.
+            weights = ids.per_sample_weights if self._has_bags and torch.is_grad_enabled() else None
+            travels = weights is not None and weights.requires_grad
+            anchor = self._leaf() if travels else None
+            sizes = self.payload_sizes(all_asked, told)
+            got = exchange(ranks, ranks.group, call, sizes, all_asked.parts, anchor, 1 / self._on_the_way)
+        else:
+            got = ahead.got
         # All ranks go back through both exchanges, or none through any.
         anchor = got[-1] if travels else self._leaf() if wanted else None
         answers, at = [], 0
@@ -175,7 +231,8 @@ class Shards:
             answers.append(way.answer(got[at : at + len(a.parts)], c, look_up))
             at += len(a.parts)
         answer_sizes = [way.answer_sizes(a, c) for way, a, c in zip(ways, asked, came, strict=True)]
-        values = exchange(ranks, call, answer_sizes, answers, anchor, self._on_the_way, self._wire_dtype)
+        group = ranks.group if ahead is None else ranks.ahead_results_group
+        values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self._wire_dtype)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
             found += way.results(a, value, c, ids.side_by_side)

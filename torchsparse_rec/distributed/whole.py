@@ -143,7 +143,7 @@ def _streamed(part: Tensor, kept: Kept, ranks: Ranks, call: Call, place: _Place)
             sent = [len(piece) if rank in place.writers else 0 for rank in range(ranks.count)]
             came = sizes if place.writes else [0] * ranks.count
             out = piece.repeat(len(place.writers)) if ranks.count > 1 else piece
-            got = ranks.send(call, [out], [sent], [came])[0]
+            got = ranks.start(ranks.group, call, [out], [sent], [came])()[0]
             if place.writes:
                 whole[slice(*rows)] = _joined(got.split(sizes), each, places, rows)
     agreed(ranks.group, None)

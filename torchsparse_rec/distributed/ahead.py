@@ -1,0 +1,124 @@
+"""What a rank asks of the others in a lookup, and lookups whose ids travel before their step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..nn.plan import Ids
+from .exchange import start
+from .ranks import FINE, Call
+
+if TYPE_CHECKING:
+    from .shards import Shards
+
+__all__ = ["Ahead", "Asked"]
+
+
+class Asked(BaseException):
+    """
+    What a rank asks of the others. It is raised where a module's forward should end before ids travel.
+
+    Args:
+        call: what the rank does.
+        ids: of its batch.
+        ways: what is asked in each of the ways in which tables are split.
+    """
+
+    def __init__(self, call: Call, ids: Ids, ways: Sequence[Any]) -> None:
+        super().__init__()
+        self.call, self.ids, self.ways = call, ids, ways
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """All that travels."""
+        return [part for way in self.ways for part in way.parts]
+
+    @property
+    def counts(self) -> Tensor:
+        """``[W, K]`` int64 on the host: how much goes to each rank."""
+        return torch.cat([way.counts for way in self.ways], 1)
+
+
+class Ahead:
+    """
+    A lookup whose ids travel before its step: the argument of a sharded module's call, made by :func:`prefetch`.
+
+    Args:
+        shards: of the module.
+        module: that will be called.
+        given: a function that returns the arguments of the call, or none if this rank has no batch any more; its errors
+            are raised on all ranks.
+        status: of this rank.
+    """
+
+    asked: Asked
+    told: Tensor
+    got: list[Tensor]
+
+    def __init__(self, shards: Shards, module: Any, given: Callable[[], tuple[Any, ...]], status: int = FINE) -> None:
+        ranks, mode = shards.ranks, "train" if module.training else "eval"
+        self._shards, error, details = shards, None, ""
+        self._given: tuple[Any, ...] = ()
+        counts = torch.zeros(ranks.count, 0, dtype=torch.int64)
+        try:
+            self._given = given()
+            if self._given:
+                self.asked = shards.ask(module, self._given)
+                weights = self.asked.ids.per_sample_weights
+                if weights is not None and weights.requires_grad:
+                    raise ValueError(
+                        "prefetch: weights must not require a gradient, which comes back in the step alone: look such "
+                        "batches up without prefetch"
+                    )
+                counts, details = self.asked.counts, self.asked.call.details
+        except Exception as raised:
+            error = raised
+        self._call = Call(shards.name, "prefetch", mode, details)
+        self._headers = ranks.start_headers(ranks.ahead_group, self._call, counts, error, status)
+
+    def statuses(self) -> list[int]:
+        """
+        Wait for what the other ranks ask of this one; return the status of each rank.
+
+        Raises:
+            The error of the first rank that has one, on all ranks.
+        """
+        self.told, statuses = self._headers()
+        return statuses
+
+    def send(self) -> None:
+        """Begin to send what this rank asks for."""
+        ranks = self._shards.ranks
+        with ranks.exchange(self._call):
+            sizes = self._shards.payload_sizes(self.asked, self.told)
+            self._coming = start(ranks, ranks.ahead_group, self._call, sizes, self.asked.parts)
+
+    def arrive(self) -> None:
+        """Wait for what the others send."""
+        self.got = self._coming()
+
+    def arguments(self, shards: Shards, *others: Any) -> tuple[Any, ...]:
+        """
+        Return the arguments of the module's call.
+
+        Args:
+            shards: of the module that is called.
+            others: arguments of the call beside this one.
+
+        Raises:
+            ValueError: it was made for another module, or there are other arguments.
+        """
+        if shards is not self._shards:
+            raise ValueError(
+                f"{shards.name}: the batch must have been prefetched for this module, got one for {self._shards.name}"
+            )
+        if any(other is not None for other in others):
+            raise ValueError(
+                f"{shards.name}: offsets and weights are part of a prefetched batch: what `features` returns must have "
+                "them, in a tuple"
+            )
+        return self._given
