@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from ..nn.plan import Ids
 from .exchange import start
-from .ranks import FINE, Call
+from .ranks import Call
 
 if TYPE_CHECKING:
     from .shards import Shards
 
-__all__ = ["Ahead", "Asked"]
+__all__ = ["Ahead", "Asked", "Turns"]
 
 
 class Asked(BaseException):
@@ -43,6 +44,22 @@ class Asked(BaseException):
         return torch.cat([way.counts for way in self.ways], 1)
 
 
+@dataclass
+class Turns:
+    """
+    Where an iterator of batches is.
+
+    Args:
+        number: among the iterators of its module, by which ranks find out that they are in different ones.
+        given: how many batches it has given.
+        looked_up: how many of them.
+    """
+
+    number: int
+    given: int = 0
+    looked_up: int = 0
+
+
 class Ahead:
     """
     A lookup whose ids travel before its step: the argument of a sharded module's call, made by :func:`prefetch`.
@@ -52,6 +69,7 @@ class Ahead:
         module: that will be called.
         given: a function that returns the arguments of the call, or none if this rank has no batch any more; its errors
             are raised on all ranks.
+        turns: of the iterator.
         status: of this rank.
     """
 
@@ -59,9 +77,12 @@ class Ahead:
     told: Tensor
     got: list[Tensor]
 
-    def __init__(self, shards: Shards, module: Any, given: Callable[[], tuple[Any, ...]], status: int = FINE) -> None:
+    def __init__(
+        self, shards: Shards, module: Any, given: Callable[[], tuple[Any, ...]], turns: Turns, status: int
+    ) -> None:
         ranks, mode = shards.ranks, "train" if module.training else "eval"
         self._shards, error, details = shards, None, ""
+        self._turns, self._turn = turns, -1
         self._given: tuple[Any, ...] = ()
         counts = torch.zeros(ranks.count, 0, dtype=torch.int64)
         try:
@@ -77,8 +98,8 @@ class Ahead:
                 counts, details = self.asked.counts, self.asked.call.details
         except Exception as raised:
             error = raised
-        self._call = Call(shards.name, "prefetch", mode, details)
-        self._headers = ranks.start_headers(ranks.ahead_group, self._call, counts, error, status)
+        self._call = Call(shards.name, f"prefetch {turns.number}", mode, details)
+        self._headers = ranks.start_headers(ranks.ahead_headers, self._call, counts, error, status)
 
     def statuses(self) -> list[int]:
         """
@@ -95,11 +116,13 @@ class Ahead:
         ranks = self._shards.ranks
         with ranks.exchange(self._call):
             sizes = self._shards.payload_sizes(self.asked, self.told)
-            self._coming = start(ranks, ranks.ahead_group, self._call, sizes, self.asked.parts)
+            self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.asked.parts)
 
     def arrive(self) -> None:
-        """Wait for what the others send."""
+        """Wait for what the others send: this is the next batch to look up."""
         self.got = self._coming()
+        self._turn = self._turns.given
+        self._turns.given += 1
 
     def arguments(self, shards: Shards, *others: Any) -> tuple[Any, ...]:
         """
@@ -110,7 +133,7 @@ class Ahead:
             others: arguments of the call beside this one.
 
         Raises:
-            ValueError: it was made for another module, or there are other arguments.
+            ValueError: it was made for another module; it is not the next to be looked up; there are other arguments.
         """
         if shards is not self._shards:
             raise ValueError(
@@ -121,4 +144,10 @@ class Ahead:
                 f"{shards.name}: offsets and weights are part of a prefetched batch: what `features` returns must have "
                 "them, in a tuple"
             )
+        if self._turn != self._turns.looked_up:
+            raise ValueError(
+                f"{shards.name}: batches that are prefetched must be looked up once each, in turn, got number "
+                f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for this rank's part of it"
+            )
+        self._turns.looked_up += 1
         return self._given

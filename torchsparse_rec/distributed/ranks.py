@@ -38,7 +38,7 @@ class Call:
 
     Args:
         module: the name of the module.
-        what: ``"lookup"``, ``"gradients"`` or ``"prefetch"``.
+        what: ``"lookup"``, ``"gradients"`` or ``"prefetch"`` with a number.
         mode: ``"train"`` or ``"eval"``.
         details: whatever else must agree.
     """
@@ -58,8 +58,8 @@ class Ranks:
 
     Args:
         group: their process group. Groups of the same ranks are made of it: gradients have one of their own, so that
-            a rank that skips a backward meets no message of another size, and so have the ids of batches that are
-            prefetched, and their results.
+            a rank that skips a backward meets no message of another size, and so have the three messages of batches
+            that are prefetched.
         device: of what is sent.
         timeout: seconds after which a rank that waits for others gives up.
     """
@@ -68,9 +68,9 @@ class Ranks:
         ranks = dist.get_process_group_ranks(group)
         # Longer than a rank waits, so that it is this class that says for which.
         limit = datetime.timedelta(seconds=timeout + 2 * _PATIENCE)
-        self.group, self._backward_group, self.ahead_group, self.ahead_results_group = (
+        self.group, self._backward_group, self.ahead_headers, self.ahead_ids, self.ahead_results = (
             dist.new_group(ranks, timeout=limit, backend=dist.get_backend(group), use_local_synchronization=True)
-            for _ in range(4)
+            for _ in range(5)
         )
         self.device, self.timeout, self._counts = device, timeout, 0
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)

@@ -58,6 +58,7 @@ class Shards:
         # While a module's forward only says what it will ask for; the exchange that was begun before a call.
         self._asks = False
         self._ahead: Ahead | None = None
+        self.prefetched = 0  # how many iterators there have been
         whole, features = lookups_of(tables[0].module, tables)
         self._split = [(table.weight.shape, table.weight.dtype, table.weight.device) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
@@ -103,7 +104,8 @@ class Shards:
         ranks, before = self.ranks, self.ranks.sequence
         try:
             if isinstance(given[0], Ahead):
-                self._ahead, given = given[0], given[0].arguments(self, *given[1:])
+                self._ahead = given[0]
+                given = self._ahead.arguments(self, *given[1:])
             yield given
         except Exception as error:
             # Of an exchange that was begun before the call only the results are left: no header tells of an error.
@@ -231,7 +233,7 @@ class Shards:
             answers.append(way.answer(got[at : at + len(a.parts)], c, look_up))
             at += len(a.parts)
         answer_sizes = [way.answer_sizes(a, c) for way, a, c in zip(ways, asked, came, strict=True)]
-        group = ranks.group if ahead is None else ranks.ahead_results_group
+        group = ranks.group if ahead is None else ranks.ahead_results
         values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self._wire_dtype)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
