@@ -147,7 +147,7 @@ class Ahead:
         if self._turn != self._turns.looked_up:
             raise ValueError(
                 f"{shards.name}: batches that are prefetched must be looked up once each, in turn, got number "
-                f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for this rank's part of it"
+                f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for its results"
             )
         self._turns.looked_up += 1
         return self._given
