@@ -82,6 +82,7 @@ FAMILIES = {
     "prebatched": Family(("data_prebatched*", "data_readers", "data_device", "data_convert")),
     "features": Family(("features*",)),
     "compat": Family(("compat*", "converters")),
+    "distributed": Family(("distributed_*",)),
 }
 SHARED_TESTS = ("operators", "parity", "determinism", "autograd", "func", "vmap")
 # The tests of emulated kernels: all tests of the first files, and the "emulated" cases of the second.

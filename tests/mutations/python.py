@@ -1,7 +1,7 @@
 """
 The faults that ``make mutate`` plants in Python's sources, one at a time; each must turn the family's tests red.
 
-They are mistakes that are common in such code: five of each kind.
+They are mistakes that are common in such code: five or six of each kind.
 """
 
 from __future__ import annotations
@@ -228,6 +228,41 @@ MUTATIONS = [
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
         "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/shards.py",
+        "sign",
+        "(1.0, 1 / ranks.count) if exact",
+        "(1.0, 1.0) if exact",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/blocks.py",
+        "bound",
+        "rank * -(-self.count // ranks)",
+        "rank * (self.count // ranks)",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/exchange.py",
+        "dtype",
+        "{k: x.to(parts[k].dtype) for",
+        "{k: x for",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/ahead.py",
+        "stale",
+        "        self._turns.looked_up += 1\n",
+        "",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/_rows.py",
+        "order",
+        "[(rank, segment) for segment in segments for rank in ranks]",
+        "[(rank, segment) for rank in ranks for segment in segments]",
+        "distributed",
     ),
 ]
 TABLE = Table(name="python", folder=".", kinds=KINDS, mutations=MUTATIONS)
