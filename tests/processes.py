@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The beginning of each process's program.
+# The beginning and the end of each process's program. A process that ended by itself could be aborted: a thread of
+# gloo that is the last to hold a tensor made in Python wants the interpreter, which may be gone by then.
 BEGIN = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -15,13 +17,20 @@ rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 """
+END = """
+dist.barrier()
+dist.destroy_process_group()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
+"""
 
 
 def run_two(program: str, folder: Path, seconds: float = 120) -> list[str]:
     """Run a program twice, with its ``rank`` and a ``folder`` that both share. Return what each prints."""
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-c", BEGIN + program + "\ndist.destroy_process_group()\n"]
+    command = [sys.executable, "-c", BEGIN + program + END]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(folder)],

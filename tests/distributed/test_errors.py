@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -86,6 +87,25 @@ def test_an_id_out_of_range(pool_of, device: str, plan: str, kind: str, ranks: i
     case = Case(plan=plan, kind=kind, batch="even", steps=2)
     text = check(pool_of, ranks, case, "ids_out_of_range", value, device=device)
     assert re.fullmatch(rf"IndexError: rank 1: feature 'b': id 2 must be in \[0, 50\), got {value}", text), text
+
+
+def seconds_of_an_error(case: Case, device: str) -> float:
+    """Return the seconds that a lookup takes in which rank 1 has a bad id."""
+    module = sharded_of(case, device)
+    _optimizer = optimizer_of(case, module)  # the tables hold it no longer than this name
+    rank = dist.get_rank()
+    good = features_of(case, draw(case, 0, rank))
+    module(good.to(torch.device(device)))
+    features = ids_out_of_range(case, rank, 77) if rank == 1 else good
+    start = time.monotonic()
+    with pytest.raises(IndexError, match="^rank 1: feature 'b': id 2"):
+        module(features.to(torch.device(device)))
+    return time.monotonic() - start
+
+
+def test_an_error_is_on_all_ranks_within_a_second(two, device: str) -> None:
+    # 2 to 5 ms where the machine does nothing else; ranks do not wait for a timeout.
+    assert max(two.run(seconds_of_an_error, Case(plan="mixed", batch="even"), device)) < 1
 
 
 def test_the_first_of_several_ranks_with_errors_is_named(pool_of, device: str) -> None:

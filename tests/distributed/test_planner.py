@@ -182,8 +182,8 @@ def test_constraints_are_kept(allowed: str) -> None:
 @pytest.mark.parametrize(
     ("given", "constraints", "message"),
     [
-        ({"u": "row_wise"}, {}, r"plan must name tables of the module, \['grows', 't'\], got 'u'"),
-        ({}, {"u": ["row_wise"]}, r"constraints must name tables of the module, \['grows', 't'\], got 'u'"),
+        ({"u": "row_wise"}, {}, r"plan must name tables of the module, \['grows', 'long', 't'\], got 'u'"),
+        ({}, {"u": ["row_wise"]}, r"constraints must name tables of the module, \['grows', 'long', 't'\], got 'u'"),
         ({"t": "row_wise"}, {"t": ["row_wise"]}, "table 't' must have a plan or constraints, got both"),
         ({}, {"t": []}, "constraints of table 't' must have a plan, got none"),
         ({}, {"t": ["rows"]}, "plan of table 't' must be one of row_wise, .*, got 'rows'"),
@@ -198,13 +198,22 @@ def test_constraints_are_kept(allowed: str) -> None:
             {},
             r"'grows', which grows, must be RowWise\(\) or TableWise\(\), got Replicated\(\)",
         ),
+        ({"long": RowWise()}, {}, "'long' must have fewer than 2.31 rows to be RowWise or Replicated, got 2147483648"),
+        ({}, {"long": ["data_parallel", "table_wise"]}, "'long' must have fewer than 2.31 rows"),
         ({"grows": ColumnWise()}, {}, r"which grows, must be RowWise\(\) or TableWise\(\)"),
     ],
 )
 def test_what_a_table_cannot_have(given: dict, constraints: dict, message: str) -> None:
-    uses = [replace(used("t", 100), row_numbers=True), replace(used("grows", 100), rows=None)]
+    uses = [replace(used("t", 100), row_numbers=True), replace(used("grows", 100), rows=None), used("long", 2**31)]
     with pytest.raises(ValueError, match=f"^shard: .*{message}"):
         choose(uses, 2, None, GLOO, given, constraints)
+
+
+def test_a_table_too_long_for_blocks_is_whole() -> None:
+    uses = [used("long", 2**31), used("longest", 2**31 - 1)]
+    planned = choose(uses, 2, 2 * uses[0].bytes(), GLOO)
+    assert [type(plan) for plan in plans(planned).values()] == [TableWise, RowWise]
+    assert plans(choose(uses, 2, None, GLOO, {"long": ColumnWise()}))["long"] == ColumnWise((0, 1))
 
 
 def test_what_choose_refuses() -> None:

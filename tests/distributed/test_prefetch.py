@@ -113,6 +113,21 @@ def test_a_lookup_sends_nothing_but_results(two, device: str, plan: str) -> None
     assert two.run(messages, Case(plan=plan, grad_mode="sparse"), device) == [[1] * 4] * 2
 
 
+def both_ways(case: Case, device: str) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Return what ``lookup`` finds for batches that were prefetched, given as mappings, and for the same batches."""
+    module, batches = sharded_of(case, device), batches_of(case, 3, device)
+    turns = distributed.prefetch(batches, module, lambda batch: features_of(case, batch).to_dict())
+    found = [{name: x.detach() for name, x in module.lookup(ahead).items()} for _, ahead in turns]
+    return [(mine, module.lookup(features_of(case, batch))) for mine, batch in zip(found, batches, strict=True)]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_lookup_of_a_batch(two, device: str, plan: str) -> None:
+    for pairs in two.run(both_ways, Case(plan=plan, batch="even", grad_mode="sparse"), device):
+        for mine, other in pairs:
+            assert list(mine) == list(other) and all(torch.equal(mine[name], other[name]) for name in mine)
+
+
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..jagged.inputs import as_keyed_jagged_tensor
+from ..nn.collection import Collection
 from ..nn.plan import Ids
 from .exchange import start
 from .ranks import Call
@@ -88,6 +90,9 @@ class Ahead:
         try:
             self._given = given()
             if self._given:
+                if isinstance(module, Collection):  # a mapping is made one tensor here, and not again in the step
+                    (x,) = self._given
+                    self._given = (as_keyed_jagged_tensor(x, module._wanted(x), type(module).__name__),)
                 self.asked = shards.ask(module, self._given)
                 weights = self.asked.ids.per_sample_weights
                 if weights is not None and weights.requires_grad:

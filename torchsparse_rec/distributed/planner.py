@@ -37,7 +37,8 @@ def choose(
         memory: bytes of a rank for tables and states. None: they fit.
         machine: the constants of the model.
         given: plans that are not chosen, by table.
-        constraints: the plans that a table may have, by table. Default: all but ColumnWise.
+        constraints: the plans that a table may have, by table. Default: all that it can have but
+            ColumnWise.
 
     Returns:
         The plans: the same wherever the arguments are the same.
@@ -112,7 +113,9 @@ def _options(
         elif use.name in constraints:
             plans = constraints[use.name]
         else:
-            plans = (RowWise(), TableWise(), *(() if use.rows is None else (Replicated(),)))
+            blocks = () if _is_too_long(use) else (RowWise(),)
+            copies = () if use.rows is None or _is_too_long(use) else (Replicated(),)
+            plans = (*blocks, TableWise(), *copies)
         checked = [as_plan(use.name, plan, ranks, use.dim) for plan in plans]
         if not checked:
             raise ValueError(f"shard: constraints of table {use.name!r} must have a plan, got none")
@@ -127,11 +130,21 @@ def _check(use: Use, plan: TablePlan) -> None:
         raise ValueError(
             f"shard: the plan of table {use.name!r}, which grows, must be RowWise() or TableWise(), got {plan}"
         )
+    if _is_too_long(use) and isinstance(plan, (RowWise, Replicated)):
+        raise ValueError(
+            f"shard: table {use.name!r} must have fewer than 2^31 rows to be RowWise or Replicated, got {use.rows}: "
+            "make several tables of it, or use TableWise() or ColumnWise()"
+        )
     if use.row_numbers and isinstance(plan, ColumnWise):
         raise ValueError(
             f"shard: the plan of table {use.name!r} must not be {plan}: its optimizer has one number for each row, and "
             "slices of the row would each follow another; use RowWise() or TableWise()"
         )
+
+
+def _is_too_long(use: Use) -> bool:
+    """Say whether a table has more rows than :func:`route` takes."""
+    return use.rows is not None and use.rows >= 2**31
 
 
 class _State:
@@ -170,7 +183,7 @@ class _State:
         options = self.options[use.name][1]
         kinds = {type(each.plan): each for each in reversed(options)}
         if len(options) == 1:
-            return options[0], "all that constraints allow"
+            return options[0], "all that it may have"
         if self.ranks == 1 and TableWise in kinds:
             return kinds[TableWise], "there is one rank"
         if use.rows is None and RowWise in kinds:

@@ -18,7 +18,7 @@ from ..tables.table import table_of
 from .agreed import agreed
 from .ddp import leave_out_of_ddp
 from .machine import MACHINES, Machine
-from .plan import Replicated, RowWise, TablePlan, as_plan
+from .plan import Replicated, TablePlan, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
 from .sharded import SHARDED
@@ -110,12 +110,6 @@ def shard(
         uses = [_use(name, table, merge, wire_dtype) for name, table in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
         planned = choose(uses, count, memory, machine, given, _by_table("constraints", constraints or {}, names))
-        for name, table in names.items():
-            if table.rows >= 2**31 and isinstance(planned.tables[name].plan, (RowWise, Replicated)):
-                raise ValueError(
-                    f"shard: table {name!r} must have fewer than 2^31 rows to be RowWise or Replicated, got "
-                    f"{table.rows}: make several tables of it, or use TableWise() or ColumnWise()"
-                )
         options = {"merge": merge, "wire_dtype": wire_dtype}
         texts = [(name, str(_said(table, planned.tables[name].plan) | options)) for name, table in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
