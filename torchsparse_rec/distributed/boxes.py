@@ -92,7 +92,7 @@ class Kept:
         """Return the elements of a box, of which this rank keeps all; of rows without an id: zeros."""
         if isinstance(self.plan, RowWise):
             return part.view(self.box.shape)[box.within(self.box)]
-        ids, (begin, end), first = self._ids(box).to(part.device), box.columns, self.box.columns[0]
+        ids, (begin, end), first = self.ids_of(box).to(part.device), box.columns, self.box.columns[0]
         rows = part[:, begin - first : end - first].index_select(0, ids.clamp_max(self.rows - 1))
         rows[ids >= self.rows] = 0
         return rows.view(box.shape)
@@ -102,12 +102,12 @@ class Kept:
         if isinstance(self.plan, RowWise):
             part.view(self.box.shape)[box.within(self.box)] = values.to(part.device)
             return
-        ids, (begin, end), first = self._ids(box), box.columns, self.box.columns[0]
+        ids, (begin, end), first = self.ids_of(box), box.columns, self.box.columns[0]
         there = ids < self.rows
         rows = values.reshape(len(ids), end - begin)[there].to(part.device)
         part[:, begin - first : end - first][ids[there].to(part.device)] = rows
 
-    def _ids(self, box: Box) -> Tensor:
+    def ids_of(self, box: Box) -> Tensor:
         """Return the id of each row of a box, ``[places * blocks]``."""
         blocks = self.blocks.reversed[slice(*box.blocks)]
         return (torch.arange(*box.places).unsqueeze(1) * self.blocks.count + blocks).reshape(-1)

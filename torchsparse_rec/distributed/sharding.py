@@ -9,14 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from .._torch import as_stored
 from ..tables.part import Part
 from ..tables.stale import set_part
 from ..tables.table import table_of
 from .agreed import agreed
+from .boxes import Kept
 from .ddp import leave_out_of_ddp
+from .drawn import check_initializer, drawn_part
 from .machine import MACHINES, Machine
 from .plan import Replicated, TablePlan, as_plan
 from .planner import Planned, Use, choose, expected_distinct
@@ -53,7 +55,9 @@ def shard(
     Args:
         module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingBagCollection`
             and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or itself, becomes a sharded one. Other
-            modules, those of subclasses too, stay as they are. It is the same on all ranks.
+            modules, those of subclasses too, stay as they are. It is the same on all ranks. Of a table on ``meta`` each
+            rank draws the rows of its own part, on the mesh's device, so that none ever holds a whole one: from rank
+            0's generator, the same whatever the number of ranks and the plan. Such a table gets a new parameter.
         mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
         plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
             ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
@@ -74,9 +78,9 @@ def shard(
 
     Raises:
         RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; a table's
-            optimizer has states already; two modules share a table.
+            optimizer has states already, or was made while it was on ``meta``; two modules share a table.
         ValueError: ``wire_dtype`` is another; a mesh of more than one dimension; a plan that is unknown or does not
-            suit; tables that do not fit.
+            suit; tables that do not fit; a table on ``meta`` with an ``init_fn`` that draws no row by itself.
 
     A rank's gradients are added up over ranks and divided by their number, as DistributedDataParallel does with those
     of dense layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too:
@@ -114,12 +118,19 @@ def shard(
         texts = [(name, str(_said(table, planned.tables[name].plan) | options)) for name, table in names.items()]
     except (TypeError, ValueError, RuntimeError) as raised:
         error = raised
-    _check_same(agreed(group, texts, error))
-    ranks = Ranks(group, next(iter(names.values())).weight.device, timeout)
+    seeds = [0] * len(names)
+    if any(table.is_on_meta for table in names.values()):
+        seeds = torch.randint(2**63 - 1, (len(names),), device="cpu").tolist()
+    said = agreed(group, (texts, seeds), error)
+    _check_same([texts for texts, _ in said])
+    seed = iter(said[0][1])  # rank 0's, whatever the other ranks' generators are at
+    on_mesh = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+    devices = [table.weight.device for table in names.values() if not table.is_on_meta]
+    ranks = Ranks(group, next(iter(devices), on_mesh), timeout)
     for title, child in found.items():
         plans = [planned.tables[name].plan for name, table in names.items() if table.module is child]
         for table, of_table in zip(its[title], plans, strict=True):
-            _cut(table, of_table, ranks)
+            _cut(table, of_table, ranks, next(seed))
         name = title or type(child).__name__
         child.__class__ = SHARDED[type(child)]
         child._shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
@@ -192,6 +203,8 @@ def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Ta
         for table in tables:
             unique = table.name if given.count(table.name) == 1 else f"{title}.{table.name}".lstrip(".")
             table.check(unique)
+            if table.is_on_meta:
+                check_initializer(unique, table)
             names[unique] = table
     return names
 
@@ -255,7 +268,8 @@ def _said(table: Table, plan: TablePlan) -> dict[str, Any]:
         "requires_grad": table.weight.requires_grad,
         "grad_mode": table.module.grad_mode,
         "plan": plan,
-        "checksum": digest(table.weight) if isinstance(plan, Replicated) else 0,
+        "initializer": table.initializer if table.is_on_meta else "its values",
+        "checksum": digest(table.weight) if isinstance(plan, Replicated) and not table.is_on_meta else 0,
     }
 
 
@@ -271,10 +285,16 @@ def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
 
 
 @torch.no_grad()
-def _cut(table: Table, plan: TablePlan, ranks: Ranks) -> None:
-    """Let a parameter keep this rank's part of its table."""
+def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
+    """Let a parameter keep this rank's part of its table; draw that of a table on meta, for a new parameter."""
     weight = table.weight
     table_of(weight).flush()
     with as_stored():
+        if table.is_on_meta:
+            kept = Kept(table.rows, table.dim, plan, ranks.rank, ranks.count)
+            part = drawn_part(table, kept, seed, ranks.device)
+            weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
+        else:
+            part = part_of(weight.data, plan, ranks.rank, ranks.count)
         set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name))
-        weight.data = part_of(weight.data, plan, ranks.rank, ranks.count)
+        weight.data = part

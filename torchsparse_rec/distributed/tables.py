@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from .._reduction import POOLING, SUM
 from .._torch import as_stored
+from ..initializers import Normal, Uniform
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingVariable
 from ..nn.plan import Plan
 from ..tables.stale import is_parameter
@@ -36,6 +37,7 @@ class Table:
         pooling: of their rows, or None.
         padding_idx: as of the module that looks it up.
         max_norm: likewise.
+        initializer: of its rows, if it is on meta.
     """
 
     module: Any
@@ -48,18 +50,22 @@ class Table:
     pooling: str | None
     padding_idx: int | None
     max_norm: float | None
+    initializer: Any
 
     @property
     def weight(self) -> Parameter:
         """The parameter, of which a rank's part is left once the table is split."""
         return self.child._stored_weight()  # type: ignore[no-any-return]
 
+    @property
+    def is_on_meta(self) -> bool:
+        """Whether the table has no values yet: ranks will draw them."""
+        return self.weight.device.type == "meta"
+
     def check(self, name: str) -> None:
         """Raise ``ValueError`` or ``RuntimeError`` if the table cannot be split."""
         if isinstance(self.child, EmbeddingVariable):
             raise ValueError(f"shard: table {name!r} must have a fixed number of rows, got an EmbeddingVariable")
-        if self.weight.device.type == "meta":
-            raise ValueError(f"shard: table {name!r} must have values, got one on meta")
         if not is_parameter(self.weight):
             raise ValueError(f"shard: the weight of table {name!r} must be a parameter, got one that is computed")
         if getattr(self.child, "scale_grad_by_freq", False):
@@ -72,6 +78,11 @@ class Table:
             raise RuntimeError(
                 f"shard: the optimizer of table {name!r}, {type(record.optimizer).__name__}, has states of the whole "
                 "table: make it afterwards"
+            )
+        if self.is_on_meta and record.optimizer is not None:
+            raise RuntimeError(
+                f"shard: table {name!r} is on meta, and gets a new parameter, which its optimizer, "
+                f"{type(record.optimizer).__name__}, would not know: make the optimizer afterwards"
             )
 
 
@@ -87,7 +98,8 @@ def tables_of(title: str, module: Any) -> list[Table]:
         name = title or type(module).__name__
         pooling = module.mode if isinstance(module, EmbeddingBag) else None
         sizes = module.num_embeddings, module.embedding_dim
-        return [Table(module, "weight", name, module, *sizes, [name], pooling, module.padding_idx, module.max_norm)]
+        padding, clip, begins = module.padding_idx, module.max_norm, Normal()  # as those of torch.nn.Embedding
+        return [Table(module, "weight", name, module, *sizes, [name], pooling, padding, clip, begins)]
     pools = isinstance(module, EmbeddingBagCollection)
     return [
         Table(
@@ -101,6 +113,7 @@ def tables_of(title: str, module: Any) -> list[Table]:
             str(config.pooling) if pools else None,
             getattr(config, "padding_idx", None),
             getattr(config, "max_norm", None),
+            config.init_fn or Uniform(config.get_weight_init_min(), config.get_weight_init_max()),
         )
         for config, child in zip(module._configs, module._tables, strict=True)
     ]
