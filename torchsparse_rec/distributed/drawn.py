@@ -5,26 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..initializers import Constant, Normal, TruncatedNormal, Uniform
 from ..variable.initial import InitialRows
 from ..variable.options import InitializerOption
 from .boxes import Kept
 from .tables import Table
 
-__all__ = ["check_initializer", "drawn_part"]
+__all__ = ["drawn_part"]
 
 # Rows that are drawn at a time, with all their columns.
 _ROWS = 2**16
-
-
-def check_initializer(name: str, table: Table) -> None:
-    """Raise ``ValueError`` if the rows of a table on meta cannot be drawn by themselves."""
-    if not isinstance(table.initializer, (Constant, Normal, TruncatedNormal, Uniform)):
-        raise ValueError(
-            f"shard: init_fn of table {name!r}, which is on meta, must be Constant, Normal, TruncatedNormal or Uniform "
-            f"of torchsparse_rec.initializers, by which each rank draws its own rows, got {table.initializer!r}: give "
-            "one of them, or make the table on a device"
-        )
 
 
 def drawn_part(table: Table, kept: Kept, seed: int, device: torch.device) -> Tensor:
@@ -41,10 +30,8 @@ def drawn_part(table: Table, kept: Kept, seed: int, device: torch.device) -> Ten
     """
     dtype, padding = table.weight.dtype, table.padding_idx
     initial = InitialRows(table.initializer, InitializerOption(), table.dim, seed, dtype, device)
-    part, like = (
-        torch.zeros(kept.shape, dtype=dtype, device=device),
-        torch.empty(0, table.dim, dtype=dtype, device=device),
-    )
+    part = torch.zeros(kept.shape, dtype=dtype, device=device)
+    like = part.new_empty(0, table.dim)
     (_, places), (first, end), columns = kept.box
     step = max(1, _ROWS // max(1, end - first))
     for begin in range(0, places if part.numel() else 0, step):

@@ -37,7 +37,7 @@ def choose(
         memory: bytes of a rank for tables and states. None: they fit.
         machine: the constants of the model.
         given: plans that are not chosen, by table.
-        constraints: the plans that a table may have, by table. Default: all that it can have but
+        constraints: the plans that a table may have, by table. Default: all that suit it, but not
             ColumnWise.
 
     Returns:
@@ -113,9 +113,8 @@ def _options(
         elif use.name in constraints:
             plans = constraints[use.name]
         else:
-            blocks = () if _is_too_long(use) else (RowWise(),)
-            copies = () if use.rows is None or _is_too_long(use) else (Replicated(),)
-            plans = (*blocks, TableWise(), *copies)
+            plans = (RowWise(), TableWise(), *(() if use.rows is None else (Replicated(),)))
+            plans = (TableWise(),) if _is_too_long(use) else plans
         checked = [as_plan(use.name, plan, ranks, use.dim) for plan in plans]
         if not checked:
             raise ValueError(f"shard: constraints of table {use.name!r} must have a plan, got none")

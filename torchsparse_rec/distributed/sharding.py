@@ -18,7 +18,7 @@ from ..tables.table import table_of
 from .agreed import agreed
 from .boxes import Kept
 from .ddp import leave_out_of_ddp
-from .drawn import check_initializer, drawn_part
+from .drawn import drawn_part
 from .machine import MACHINES, Machine
 from .plan import Replicated, TablePlan, as_plan
 from .planner import Planned, Use, choose, expected_distinct
@@ -203,8 +203,6 @@ def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Ta
         for table in tables:
             unique = table.name if given.count(table.name) == 1 else f"{title}.{table.name}".lstrip(".")
             table.check(unique)
-            if table.is_on_meta:
-                check_initializer(unique, table)
             names[unique] = table
     return names
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from .._reduction import POOLING, SUM
 from .._torch import as_stored
-from ..initializers import Normal, Uniform
+from ..initializers import Constant, Normal, TruncatedNormal, Uniform
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingVariable
 from ..nn.plan import Plan
 from ..tables.stale import is_parameter
@@ -79,10 +79,18 @@ class Table:
                 f"shard: the optimizer of table {name!r}, {type(record.optimizer).__name__}, has states of the whole "
                 "table: make it afterwards"
             )
-        if self.is_on_meta and record.optimizer is not None:
+        if not self.is_on_meta:
+            return
+        if record.optimizer is not None:
             raise RuntimeError(
                 f"shard: table {name!r} is on meta, and gets a new parameter, which its optimizer, "
                 f"{type(record.optimizer).__name__}, would not know: make the optimizer afterwards"
+            )
+        if not isinstance(self.initializer, (Constant, Normal, TruncatedNormal, Uniform)):
+            raise ValueError(
+                f"shard: init_fn of table {name!r}, which is on meta, must be Constant, Normal, TruncatedNormal or "
+                "Uniform of torchsparse_rec.initializers, by which each rank draws its own rows, got "
+                f"{self.initializer!r}: give one of them, or make the table on a device"
             )
 
 
