@@ -125,7 +125,7 @@ races: $(BUILT) $(VENV)/.test
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/mutations/plant.py $(ARGS)
 
-bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench
+bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.torchrec
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # What is a warning is an error: links that lead nowhere, pages that no table of contents names.
@@ -181,6 +181,10 @@ $(VENV)/.examples $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: requirements/%.txt re
 $(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.clients: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
 	$(PIP) install -q --only-binary=:all: -r $< || \
 	  echo "$< could not be installed: going on without it"
+	@touch $@
+
+$(VENV)/.torchrec: requirements/torchrec.txt requirements/constraints.txt $(VENV)/.requirements
+	$(PIP) install -q --no-deps -r $< || echo "$< could not be installed: going on without it"
 	@touch $@
 
 # No .venv and no network: a machine with a GPU often has its own torch. benchmarks/gpu.py says what it does.

@@ -11,6 +11,7 @@ import torch
 
 from . import (
     adam,
+    distributed,
     dlrm,
     embedding,
     embedding_gradients,
@@ -55,6 +56,7 @@ ROWS: list[Row] = [
     *segment.ROWS,
     *unique.ROWS,
     *route.ROWS,
+    *distributed.ROWS,
     *hash_rows.ROWS,
     *record.ROWS,
     *row_update.ROWS,
@@ -82,12 +84,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def choose(names: list[str]) -> list[Row]:
-    """Return the rows whose names begin with the given names, in their order; without names all, as in the report."""
+def choose(names: list[str], device: str) -> list[Row]:
+    """Return a device's rows whose names begin with the given names, in their order; without names all of them."""
+    rows = [row for row in ROWS if device in row.devices]
     for name in names:
-        if not any(row.name.startswith(name) for row in ROWS):
-            raise ValueError(f"no row begins with {name!r}; --list prints them all")
-    chosen = {row.name: row for name in names or [""] for row in ROWS if row.name.startswith(name)}
+        if not any(row.name.startswith(name) for row in rows):
+            raise ValueError(f"no row for {device} begins with {name!r}; --list prints them all")
+    chosen = {row.name: row for name in names or [""] for row in rows if row.name.startswith(name)}
     return list(chosen.values())
 
 
@@ -143,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the chosen rows. Return 1 if a row fails or an argument is wrong, else 0, whatever the times are."""
     given = parse(arguments)
     try:
-        rows = choose(given.names)
+        rows = choose(given.names, given.device)
     except ValueError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1

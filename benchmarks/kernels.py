@@ -75,7 +75,7 @@ def main(until: float) -> None:
         if time.time() > until:
             break
         try:
-            run = choose([name])[0].build(Options("cuda")).ours()
+            run = choose([name], "cuda")[0].build(Options("cuda")).ours()
             run()
             run()
             torch.cuda.synchronize()

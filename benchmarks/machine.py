@@ -19,7 +19,7 @@ def machine(device: str, threads: int) -> dict[str, str]:
     import torchsparse_rec
 
     versions = {}
-    for package in ("tensorflow", "keras", "fbgemm-gpu-cpu", "numpy"):
+    for package in ("tensorflow", "keras", "fbgemm-gpu-cpu", "torchrec", "numpy"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -18,8 +18,15 @@ from .rows import Options, fbgemm, tensorflow
 TENSORFLOW_FORMS = ("safe_embedding_lookup_sparse", "embedding_lookup_sparse", "gather")
 
 
-def our_side(rule: str, problem: Problem) -> Side:
-    """Make a step of our collection, which is updated within backward."""
+def our_side(rule: str, problem: Problem, split: Callable[[Any], None] = lambda collection: None) -> Side:
+    """
+    Make a step of our collection, which is updated within backward.
+
+    Args:
+        rule: of the optimizer.
+        problem: what is trained.
+        split: is given the collection before its optimizer is made, and may split its tables over ranks.
+    """
     shape, keys = problem.shape, [f"f{n}" for n in range(len(problem.shape.hots))]
     names = [f"{key}_{part}" for part in range(len(shape.parts)) for key in keys]
     tables = [
@@ -35,6 +42,7 @@ def our_side(rule: str, problem: Problem) -> Side:
     collection.load_state_dict(
         {f"embedding_bags.{name}.weight": table for name, table in zip(names, problem.tables, strict=True)}
     )
+    split(collection)
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torchsparse_rec.optim.SGD(collection.parameters(), lr=LEARNING_RATE, in_backward=True),
         "adagrad": lambda: torchsparse_rec.optim.Adagrad(

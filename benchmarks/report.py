@@ -116,10 +116,10 @@ def run_row(row: Row, options: Options) -> Result:
     case.check()
     result = describe(row, case, options)
     for name, make in case.peers.items():
-        if case.pair is not None:
-            result.pairs[name] = case.pair(name)
-            continue
         try:
+            if case.pair is not None:
+                result.pairs[name] = case.pair(name)
+                continue
             peer = make()
         except (UnavailableError, torch.OutOfMemoryError) as error:
             result.unavailable[name] = str(error).partition("\n")[0]

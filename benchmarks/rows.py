@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,8 @@ class Row:
     cuda: CudaTargets = CudaTargets()
     # Figures that others have published of their own programs on their own machines.
     published: str = ""
+    # Where it can run.
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
 
 def tensorflow(options: Options) -> Any:
@@ -122,6 +125,8 @@ def fbgemm(options: Options) -> Any:
         raise UnavailableError(f"not run on {options.device}")
     if importlib.util.find_spec("fbgemm_gpu") is None:
         raise UnavailableError("fbgemm-gpu-cpu is not installed")
-    import fbgemm_gpu.split_table_batched_embeddings_ops_training as training
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of optimizers that its build for the CPU lacks
+        import fbgemm_gpu.split_table_batched_embeddings_ops_training as training
 
     return training

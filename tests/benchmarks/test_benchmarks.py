@@ -54,11 +54,11 @@ def test_clock_block_times_every_call(benchmarks):
 
 def test_choose_takes_beginnings_of_names(benchmarks):
     main = benchmarks("__main__")
-    assert [row.name for row in main.choose(["hash/mixed"])] == ["hash/mixed"]
-    assert {row.name.partition("/")[0] for row in main.choose(["unique", "ncf"])} == {"unique", "ncf"}
-    names = [row.name for row in main.choose(["unique/rows", "hash/mixed", "unique"])]
+    assert [row.name for row in main.choose(["hash/mixed"], "cpu")] == ["hash/mixed"]
+    assert {row.name.partition("/")[0] for row in main.choose(["unique", "ncf"], "cpu")} == {"unique", "ncf"}
+    names = [row.name for row in main.choose(["unique/rows", "hash/mixed", "unique"], "cpu")]
     assert names[:3] == ["unique/rows", "hash/mixed", "unique/bounded"] and names.count("unique/rows") == 1
-    assert main.choose([]) == main.ROWS
+    assert main.choose([], "cpu") == main.ROWS
     assert len({row.name for row in main.ROWS}) == len(main.ROWS)
 
 
@@ -77,7 +77,7 @@ def test_list_prints_rows_and_runs_none(benchmarks, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nothing"], "no row begins with 'nothing'"),
+        (["nothing"], "no row for cpu begins with 'nothing'"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
     ],

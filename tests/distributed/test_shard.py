@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from torchsparse_rec import distributed
+from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingBagConfig
 
 # ---- What it takes ---------------------------------------------------------------------------------------------------
 
@@ -225,3 +226,53 @@ def test_slices_of_columns_refuse_states_of_rows(two, device: str, optimizer: st
     for error in two.errors(optimizer_first if first else train_rank, case, device):
         assert type(error) is ValueError, error
         assert "'t0'" in str(error) and optimizer in str(error) and "ColumnWise" in str(error), error
+
+
+# ---- An example batch ------------------------------------------------------------------------------------------------
+
+
+def planned_by(given: str, device: str) -> tuple[list[str], list[tuple[float, float, float]]]:
+    """Split tables, four of bags of 20 ids and one of single ids; return plans, and what the planner assumed."""
+    tables = [
+        *(
+            EmbeddingBagConfig(num_embeddings=100_000, embedding_dim=16, name=f"seen{k}", feature_names=[f"seen{k}"])
+            for k in range(4)
+        ),
+        EmbeddingBagConfig(num_embeddings=50, embedding_dim=16, name="day", feature_names=["day", "before"]),
+    ]
+    module = EmbeddingBagCollection(tables, device=torch.device(device))
+    rank, random = dist.get_rank(), torch.Generator().manual_seed(dist.get_rank())
+    batch: Any = None
+    if given == "all" or (given == "one" and rank == 1):
+        batch = {
+            **{f"seen{k}": torch.randint(0, 100_000, (2048, 20), generator=random) for k in range(4)},
+            "day": torch.arange(8),
+            "before": torch.arange(6 + 4 * rank) % 7,
+            "else": torch.zeros(3, dtype=torch.int64),
+        }
+    elif given == "incomplete":
+        batch = {name: torch.arange(2) for name in ("seen0", "seen1", "seen2", "seen3", "before", "day")[: 5 + rank]}
+    planned = distributed.plan_of(distributed.shard(module, batch=batch)).tables.values()
+    return [type(each.plan).__name__ for each in planned], [
+        (each.use.ids, each.use.distinct, each.use.bags) for each in planned
+    ]
+
+
+def test_an_example_batch_tells_the_planner_what_tables_get(two, device: str) -> None:
+    alone, with_batch = two.run(planned_by, "none", device)[0], two.run(planned_by, "all", device)
+    assert with_batch[0] == with_batch[1]
+    plans, (seen, *_, day) = with_batch[0]
+    assert seen[0] == 2048 * 20 and 30_000 < seen[1] < 2048 * 20 and seen[2] == 2048
+    assert day == (8 + (6 + 10) / 2, 8.0, 8 + (6 + 10) / 2)
+    assert (set(alone[0][:4]), set(plans[:4])) == ({"RowWise"}, {"TableWise"})
+    assert alone[1][0][0] == alone[1][0][2] == 4096
+
+
+def test_the_batch_of_one_rank_is_enough(two, device: str) -> None:
+    for plans, (seen, *_, day) in two.run(planned_by, "one", device):
+        assert set(plans[:4]) == {"TableWise"} and seen[::2] == (2048 * 20, 2048) and day == (18.0, 8.0, 18.0)
+
+
+def test_an_example_batch_without_a_feature_is_an_error_on_all(two, device: str) -> None:
+    for error in two.errors(planned_by, "incomplete", device):
+        assert type(error) is ValueError and re.match("rank 0: shard: batch: .*'day'", str(error)), error

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Module, Parameter
 
 from .._torch import as_stored
+from ..jagged.inputs import as_keyed_jagged_tensor
 from ..tables.part import Part
 from ..tables.stale import set_part
 from ..tables.table import table_of
@@ -39,6 +40,7 @@ def shard(
     mesh: DeviceMesh | None = None,
     plan: Any = "auto",
     *,
+    batch: Any = None,
     constraints: Mapping[str, Sequence[Any]] | None = None,
     memory: int | None = None,
     machine: Machine | None = None,
@@ -63,6 +65,10 @@ def shard(
             ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
             plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
             tables of several modules have stands for all of them; one of them is ``"bags.user"``.
+        batch: an example of a rank's batch for the planner, a ``KeyedJaggedTensor`` or a mapping from features to ids
+            as the module takes it: how many ids tables get, and how many of them differ, is the mean of all ranks'
+            batches. The feature of an ``Embedding`` or ``EmbeddingBag`` has the table's name. Default None: 4,096
+            examples with one id of each feature, some of them popular.
         constraints: for tables by name, the plans that the planner may choose from.
         memory: bytes that a rank has for tables and states. Default: as much as is needed.
         machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: those
@@ -79,8 +85,9 @@ def shard(
     Raises:
         RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; a table's
             optimizer has states already, or was made while it was on ``meta``; two modules share a table.
-        ValueError: ``wire_dtype`` is another; a mesh of more than one dimension; a plan that is unknown or does not
-            suit; tables that do not fit; a table on ``meta`` with an ``init_fn`` that draws no row by itself.
+        ValueError: ``wire_dtype`` is another; ``batch`` lacks a feature; a mesh of more than one dimension; a plan that
+            is unknown or does not suit; tables that do not fit; a table on ``meta`` with an ``init_fn`` that draws no
+            row by itself.
 
     A rank's gradients are added up over ranks and divided by their number, as DistributedDataParallel does with those
     of dense layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too:
@@ -107,11 +114,16 @@ def shard(
     its = {title: tables_of(title, child) for title, child in found.items()}
     mesh = _mesh(mesh, its)
     group, count = mesh.get_group(), mesh.size()
-    error, names, planned, texts = None, {}, Planned({}, [], []), []
+    error, names, counts, planned, texts = None, {}, {}, Planned({}, [], []), []
     try:
         names = _checked(module, its)
+        counts = {} if batch is None else _counts(batch, names)
+    except (TypeError, ValueError, RuntimeError) as raised:
+        error = raised
+    of_ranks = agreed(group, counts, error)
+    try:
         given = _given(plan, names, count)
-        uses = [_use(name, table, merge, wire_dtype) for name, table in names.items()]
+        uses = [_use(name, table, merge, wire_dtype, of_ranks) for name, table in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
         planned = choose(uses, count, memory, machine, given, _by_table("constraints", constraints or {}, names))
         options = {"merge": merge, "wire_dtype": wire_dtype}
@@ -233,9 +245,33 @@ def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table
     return found
 
 
-def _use(name: str, table: Table, merge: bool, wire_dtype: torch.dtype | None) -> Use:
-    """Describe a table for the planner, and what a step does with it where no batch is known yet."""
-    ids, element = _BATCH * len(table.features), table.weight.element_size()
+def _counts(batch: Any, names: Mapping[str, Table]) -> dict[str, tuple[int, int, int]]:
+    """Count for each table a batch's ids, those that differ, and its results."""
+    features = list(dict.fromkeys(feature for table in names.values() for feature in table.features))
+    its = as_keyed_jagged_tensor(batch, features, "shard: batch").to_dict()
+    found = {}
+    for name, table in names.items():
+        ids = torch.cat([its[feature].values() for feature in table.features])
+        bags = sum(its[feature].lengths().numel() for feature in table.features)
+        found[name] = ids.numel(), ids.unique().numel(), ids.numel() if table.pooling is None else bags
+    return found
+
+
+def _use(
+    name: str,
+    table: Table,
+    merge: bool,
+    wire_dtype: torch.dtype | None,
+    of_ranks: Sequence[Mapping[str, tuple[int, int, int]]],
+) -> Use:
+    """Describe a table for the planner, and what a step does with it: as in the batches of ranks, if they have any."""
+    ids = bags = float(_BATCH * len(table.features))
+    counted = [counts[name] for counts in of_ranks if name in counts]
+    if counted:
+        ids, distinct, bags = (sum(column) / len(counted) for column in zip(*counted, strict=True))
+    else:
+        distinct = expected_distinct(ids, table.rows)
+    element = table.weight.element_size()
     optimizer = table_of(table.weight).optimizer
     return Use(
         name,
@@ -244,8 +280,8 @@ def _use(name: str, table: Table, merge: bool, wire_dtype: torch.dtype | None) -
         element,
         2 * element * table.dim,
         ids,
-        expected_distinct(ids, table.rows) if merge else ids,
-        ids,
+        distinct if merge else ids,
+        bags,
         table.pooling is not None,
         table.max_norm is not None or (optimizer is not None and optimizer.steps_whole_rows),
         None if wire_dtype is None else min(wire_dtype.itemsize, element),
