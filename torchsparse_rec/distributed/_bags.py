@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .._reduction import POOLING
 from ..nn.plan import Ids, Plan
-from ._ids import bad_id, counts_of, reordered, taken
+from ._ids import bad_id, counts_of, reordered
 from .exchange import LookUp, Place, Sizes
 
 __all__ = ["Bags", "Unit"]
@@ -33,11 +34,15 @@ class Unit(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a rank asks others for: lengths of bags if they differ from 1, ids, and weights if there are any."""
+    """
+    What a rank asks others for, in words of four bytes: for each owner lengths of bags if they differ from 1, and ids.
+
+    Weights, if there are any, are a second vector. ``bags`` has those of each unit.
+    """
 
     parts: list[Tensor]
     counts: Tensor
-    ids: Ids
+    bags: list[int]
     sizes: list[list[int]]
 
 
@@ -72,7 +77,8 @@ class Bags:
         self._most = max(map(len, self._of))
         # Flags, then of each unit of a rank its ids, then its bags.
         self.width = 1 + 2 * self._most
-        self._wide = any(whole.num_embeddings[unit.table] > 2**31 for unit in units)
+        # Of four bytes that an id takes on the way.
+        self._words = 2 if any(whole.num_embeddings[unit.table] > 2**31 for unit in units) else 1
         own = self._of[rank]
         self.tables = sorted({unit.table for unit in own})
         place = {table: k for k, table in enumerate(self.tables)}
@@ -99,35 +105,50 @@ class Bags:
         Raises:
             IndexError: an id that its table does not have.
         """
-        ids = taken(ids, [places[unit.key] for unit in self.units])
-        counts = counts_of(ids)
-        for unit, values in zip(self.units, ids.indices.split(counts), strict=True):
-            rows = self._whole.num_embeddings[unit.table]
-            if values.numel() and unit.begin == 0 and not 0 <= int(values.min()) <= int(values.max()) < rows:
-                error = bad_id(self._features[unit.key], values, rows)
+        counts, keys = counts_of(ids), [places[unit.key] for unit in self.units]
+        its = ids.indices.split(counts)
+        self._check(ids.indices, [its[key] for key in keys])
+        of_units, bags = [counts[key] for key in keys], [ids.bags[key] for key in keys]
+        lengths = None if ids.offsets is None else ids.offsets.diff()
+        single = lengths is None or (of_units == bags and bool((lengths == 1).all()))
+        told = torch.zeros(self.ranks, self.width, dtype=torch.int64)
+        told[:, 0] = _SINGLE * single + _EVEN * ids.side_by_side
+        for begin, numbers in ((1, of_units), (1 + self._most, bags)):
+            for owner, own in enumerate(self._by_owner(numbers)):
+                told[owner, begin : begin + len(own)] = torch.tensor(own, dtype=torch.int64)
+        ids_in_words = self._as_words(ids.indices).split([count * self._words for count in counts])
+        parts = [ids_in_words[key] for key in keys]
+        if lengths is not None and not single:
+            lengths_in_words = lengths.int().split(list(ids.bags))
+            of_owners = zip(self._by_owner([lengths_in_words[key] for key in keys]), self._by_owner(parts), strict=True)
+            parts = [part for both in of_owners for its in both for part in its]
+        sent = [sum(its) for its in self._by_owner(of_units)]
+        words = [
+            self._words * n + (0 if single else sum(its)) for n, its in zip(sent, self._by_owner(bags), strict=True)
+        ]
+        asked, sizes = [torch.cat(parts)], [words]
+        if ids.per_sample_weights is not None:
+            asked.append(reordered(ids.per_sample_weights, counts, keys))
+            sizes.append(sent)
+        return Asked(asked, told, bags, sizes)
+
+    def _check(self, indices: Tensor, of_units: Sequence[Tensor]) -> None:
+        """Raise ``IndexError`` for an id that its table does not have."""
+        rows = [self._whole.num_embeddings[unit.table] for unit in self.units]
+        if indices.numel() == 0:
+            return
+        least, most = torch.aminmax(indices)
+        if 0 <= int(least) and int(most) < min(rows):
+            return
+        for unit, values, count in zip(self.units, of_units, rows, strict=True):
+            if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < count:
+                error = bad_id(self._features[unit.key], values, count)
                 assert error is not None
                 raise error
-        lengths = None if ids.offsets is None else ids.offsets.diff()
-        single = lengths is None or (counts == list(ids.bags) and bool((lengths == 1).all()))
-        flags = _SINGLE * single + _EVEN * ids.side_by_side
-        told = torch.zeros(self.ranks, self.width, dtype=torch.int64)
-        told[:, 0] = flags
-        each, bags = self._by_owner(counts), self._by_owner(ids.bags)
-        for owner in range(self.ranks):
-            told[owner, 1 : 1 + len(each[owner])] = torch.tensor(each[owner], dtype=torch.int64)
-            told[owner, 1 + self._most : 1 + self._most + len(each[owner])] = torch.tensor(
-                bags[owner], dtype=torch.int64
-            )
-        parts, sizes = [], []
-        if self._pooled:
-            parts.append(ids.indices.new_empty(0, dtype=torch.int32) if lengths is None or single else lengths.int())
-            sizes.append([0 if single else sum(its) for its in bags])
-        parts.append(ids.indices.long() if self._wide else ids.indices.int())
-        sizes.append([sum(its) for its in each])
-        if ids.per_sample_weights is not None:
-            parts.append(ids.per_sample_weights)
-            sizes.append(sizes[-1])
-        return Asked(parts, told, ids, sizes)
+
+    def _as_words(self, ids: Tensor) -> Tensor:
+        """Return ids as they travel: as words of four bytes, two for each id if tables are very long."""
+        return ids.int() if self._words == 1 else ids.long().view(torch.int32)
 
     def _by_owner(self, counts: Sequence[int]) -> list[list[int]]:
         """Cut a list with an entry for each unit into those of each owner."""
@@ -145,10 +166,9 @@ class Bags:
         """Return the sizes of the parts of ``asked``."""
         single, ids, bags = self._told(came)
         total = [sum(its) for its in ids]
-        of_parts = [total] * len(asked.parts)
-        if self._pooled:
-            of_parts[0] = [0 if one else sum(its) for one, its in zip(single, bags, strict=True)]
-        return [Sizes(sent, came) for sent, came in zip(asked.sizes, of_parts, strict=True)]
+        lengths = [0 if one else sum(its) for one, its in zip(single, bags, strict=True)]
+        words = [self._words * n + more for n, more in zip(total, lengths, strict=True)]
+        return [Sizes(sent, its) for sent, its in zip(asked.sizes, [words, total], strict=False)]
 
     def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
         """
@@ -166,27 +186,32 @@ class Bags:
         own = len(self._own.keys)
         if own == 0:
             return torch.empty(0, dtype=self._dtype, device=got[0].device)
-        lengths, (indices, *weights) = (got[0], got[1:]) if self._pooled else (None, got)
-        order = [rank * own + unit for unit in range(own) for rank in range(self.ranks)]
-        flat_ids, flat_bags = sum(ids, []), sum(bags, [])
-        psw = reordered(weights[0], flat_ids, order) if weights else None
+        order = [(rank, unit) for unit in range(own) for rank in range(self.ranks)]
+        words, *weights = got
+        sizes: list[int] = []
+        for one, its, theirs in zip(single, bags, ids, strict=True):
+            sizes += [*([0] * own if one else its), *(self._words * count for count in theirs)]
+        pieces = words.split(sizes)
+        # Of each rank the lengths of all units, then the ids of all units.
+        indices = torch.cat([pieces[(2 * rank + 1) * own + unit] for rank, unit in order])
+        indices = indices if self._words == 1 else indices.view(torch.int64)
+        psw = reordered(weights[0], sum(ids, []), [rank * own + unit for rank, unit in order]) if weights else None
         offsets, plan = None, self._single
-        if lengths is not None and (psw is not None or self._counts_padding or not all(single)):
+        if self._pooled and (psw is not None or self._counts_padding or not all(single)):
             plan = self._own
-            ones = [lengths.new_ones(sum(its)) if one else None for one, its in zip(single, bags, strict=True)]
-            sent = iter(lengths.split([sum(its) for one, its in zip(single, bags, strict=True) if not one]))
-            every = torch.cat([next(sent) if one is None else one for one in ones])
-            every = reordered(every, flat_bags, order)
-            offsets = torch.cat([every.new_zeros(1, dtype=torch.int64), every.cumsum(0)])
+            every = [
+                words.new_ones(bags[rank][unit]) if single[rank] else pieces[2 * rank * own + unit]
+                for rank, unit in order
+            ]
+            offsets = words.new_zeros(1 + sum(map(sum, bags)), dtype=torch.int64)
+            torch.cumsum(torch.cat(every), 0, out=offsets[1:])
         together = [sum(bags[rank][unit] for rank in range(self.ranks)) for unit in range(own)]
         even = self._even(came)
-        result = look_up(plan, self.tables, Ids(reordered(indices, flat_ids, order), offsets, psw, together, even)).to(
-            self._dtype
-        )
+        result = look_up(plan, self.tables, Ids(indices, offsets, psw, together, even)).to(self._dtype)
         if even:
             return result.reshape(-1)
         dims = self._own.columns()
-        sizes = [bags[rank][unit] * dims[unit] for unit in range(own) for rank in range(self.ranks)]
+        sizes = [bags[rank][unit] * dims[unit] for rank, unit in order]
         return reordered(result, sizes, [unit * self.ranks + rank for rank in range(self.ranks) for unit in range(own)])
 
     def _even(self, came: Tensor) -> bool:
@@ -198,19 +223,17 @@ class Bags:
         _, _, bags = self._told(came)
         dims = self._own.columns()
         sent = [sum(n * dim for n, dim in zip(its, dims, strict=True)) for its in bags]
-        sizes = [bags * (unit.end - unit.begin) for unit, bags in zip(self.units, asked.ids.bags, strict=True)]
+        sizes = [bags * (unit.end - unit.begin) for unit, bags in zip(self.units, asked.bags, strict=True)]
         return Sizes(sent, [sum(its) for its in self._by_owner(sizes)])
 
     def results(self, asked: Asked, values: Tensor, came: Tensor, side_by_side: bool) -> list[tuple[Place, Tensor]]:
         """Return the results ``[B, columns]``, or flat, of lookups, each with its place among all."""
-        bags, widths = asked.ids.bags, [unit.end - unit.begin for unit in self.units]
+        bags, widths = asked.bags, [unit.end - unit.begin for unit in self.units]
         sizes = [count * width for count, width in zip(bags, widths, strict=True)]
         found: list[tuple[Place, Tensor]] = []
         if self._even(came):
-            for its, x in zip(self._of, values.split([sum(each) for each in self._by_owner(sizes)]), strict=True):
-                columns = [unit.end - unit.begin for unit in its]
-                parts = x.view(bags[0], sum(columns)).split(columns, 1) if its else []
-                found += [((unit.lookup, unit.begin), part) for unit, part in zip(its, parts, strict=True)]
+            parts = _Columns.apply(values, bags[0], self._by_owner(widths))
+            found = [((unit.lookup, unit.begin), part) for unit, part in zip(self.units, parts, strict=True)]
         else:
             for unit, count, width, x in zip(self.units, bags, widths, values.split(sizes), strict=True):
                 found.append(((unit.lookup, unit.begin), x.view(count, width)))
@@ -220,3 +243,28 @@ class Bags:
         for (lookup, _), x in sorted(found, key=lambda pair: pair[0]):
             by_lookup.setdefault(lookup, []).append(x)
         return [((lookup, 0), torch.cat(parts, 1).reshape(-1)) for lookup, parts in by_lookup.items()]
+
+
+class _Columns(torch.autograd.Function):
+    """The columns of each owner's results ``[B, ...]``, whose gradients are put together in one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: int, of_owners: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        ctx.rows, ctx.of_owners = rows, of_owners
+        ctx.set_materialize_grads(True)
+        owners = values.split([rows * sum(columns) for columns in of_owners])
+        parts = zip(owners, of_owners, strict=True)
+        return tuple(
+            x for its, columns in parts if columns for x in its.view(rows, sum(columns)).split(list(columns), 1)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Put gradients together as results came."""
+        result = grads[0].new_empty(ctx.rows * sum(map(sum, ctx.of_owners)))
+        its = iter(grads)
+        for columns, part in zip(ctx.of_owners, result.split([ctx.rows * sum(c) for c in ctx.of_owners]), strict=True):
+            if columns:
+                torch.cat([next(its) for _ in columns], 1, out=part.view(ctx.rows, sum(columns)))
+        return result, None, None
