@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .._reduction import POOLING
-from ..nn.plan import Ids, Plan
-from ._ids import bad_id, counts_of, reordered, taken
+from ..nn.plan import Ids, Plan, counts_of
+from ._ids import bad_id, reordered, taken
 from .exchange import LookUp, Place, Sizes
 
 __all__ = ["Bags", "Unit"]
@@ -53,6 +53,7 @@ class Bags:
         rank: this rank.
         ranks: W.
         pooled: whether results are pooled.
+        grows: whether rows are made as keys come: all are legal.
     """
 
     def __init__(
@@ -64,15 +65,17 @@ class Bags:
         rank: int,
         ranks: int,
         pooled: bool,
+        grows: bool,
     ) -> None:
-        self._whole, self._features, self._dtype, self._pooled = whole, features, dtype, pooled
+        self.grows = grows
+        self._whole, self._features, self.dtype, self._pooled = whole, features, dtype, pooled
         self.rank, self.ranks = rank, ranks
         self._of = [[unit for unit in units if unit.owner == owner] for owner in range(ranks)]
         self.units = [unit for its in self._of for unit in its]
         self._most = max(map(len, self._of))
         # Flags, then of each unit of a rank its ids, then its bags.
         self.width = 1 + 2 * self._most
-        self._wide = any(whole.num_embeddings[unit.table] > 2**31 for unit in units)
+        self._wide = grows or any(whole.num_embeddings[unit.table] > 2**31 for unit in units)
         own = self._of[rank]
         self.tables = sorted({unit.table for unit in own})
         place = {table: k for k, table in enumerate(self.tables)}
@@ -102,6 +105,8 @@ class Bags:
         ids = taken(ids, [places[unit.key] for unit in self.units])
         counts = counts_of(ids)
         for unit, values in zip(self.units, ids.indices.split(counts), strict=True):
+            if self.grows:
+                break
             rows = self._whole.num_embeddings[unit.table]
             if values.numel() and unit.begin == 0 and not 0 <= int(values.min()) <= int(values.max()) < rows:
                 error = bad_id(self._features[unit.key], values, rows)
@@ -165,7 +170,7 @@ class Bags:
         single, ids, bags = self._told(came)
         own = len(self._own.keys)
         if own == 0:
-            return torch.empty(0, dtype=self._dtype, device=got[0].device)
+            return torch.empty(0, dtype=self.dtype, device=got[0].device)
         lengths, (indices, *weights) = (got[0], got[1:]) if self._pooled else (None, got)
         order = [rank * own + unit for unit in range(own) for rank in range(self.ranks)]
         flat_ids, flat_bags = sum(ids, []), sum(bags, [])
@@ -181,7 +186,7 @@ class Bags:
         together = [sum(bags[rank][unit] for rank in range(self.ranks)) for unit in range(own)]
         even = self._even(came)
         result = look_up(plan, self.tables, Ids(reordered(indices, flat_ids, order), offsets, psw, together, even)).to(
-            self._dtype
+            self.dtype
         )
         if even:
             return result.reshape(-1)

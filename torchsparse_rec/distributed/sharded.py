@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..jagged import JaggedTensor, KeyedTensor
-from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
+from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.collection import Collection
 from ..nn.plan import Ids
 from .shards import Shards
@@ -22,6 +22,7 @@ __all__ = [
     "ShardedEmbeddingBag",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
+    "ShardedEmbeddingVariable",
 ]
 
 _NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
@@ -96,9 +97,27 @@ class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
         return self._shards.look_up(self, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True))
 
 
+class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
+    """
+    An :class:`EmbeddingVariable` whose keys are split over ranks, made by :func:`shard`.
+
+    ``export``, ``total_count``, ``stats``, ``insert``, ``erase`` and ``evict`` are of this rank's keys.
+    """
+
+    @torch.compiler.disable(reason=_NO_GRAPH)
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ``input``, as all ranks do in the same call."""
+        with self._shards.told(self.training, input) as given:
+            return super().forward(*given)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        return self._shards.look_up(self, [0], Ids(ids, None, None, (len(ids),), False)).view(-1, self.embedding_dim)
+
+
 SHARDED: dict[type, Any] = {
     Embedding: ShardedEmbedding,
     EmbeddingBag: ShardedEmbeddingBag,
     EmbeddingBagCollection: ShardedEmbeddingBagCollection,
     EmbeddingCollection: ShardedEmbeddingCollection,
+    EmbeddingVariable: ShardedEmbeddingVariable,
 }

@@ -35,6 +35,7 @@ def rows_of_keys(
     growing: Mapping[int, EmbeddingVariable],
     ids: Ids,
     lengths: Sequence[int],
+    occurrences: Tensor | None = None,
 ) -> tuple[Plan, list[Parameter], Ids]:
     """
     Replace the keys of tables that grow by rows.
@@ -48,10 +49,19 @@ def rows_of_keys(
         growing: the tables that grow, by number.
         ids: the keys, and the ids of the other tables.
         lengths: the number of ids of each feature.
+        occurrences: how often each id is looked up, as which training counts it, where ids come without offsets and
+            no feature is looked up twice. Default: once.
 
     Returns:
         The plan, the tables and the ids, with rows for keys. ``ids.indices`` is a new tensor.
     """
+    if occurrences is not None and any(variable.training for variable in growing.values()):
+        behind = occurrences.cumsum(0)
+        at = torch.tensor([0, *accumulate(lengths)], device=behind.device)
+        each = torch.cat([behind.new_zeros(1), behind])[at].diff().tolist()
+        repeated = ids._replace(indices=ids.indices.repeat_interleave(occurrences))
+        plan, weights, found = rows_of_keys(plan, weights, growing, repeated, each)
+        return plan, weights, ids._replace(indices=found.indices[behind - occurrences])
     ends = list(accumulate(lengths))
     uses: dict[int, list[_Use]] = {table: [] for table in growing}
     for lookup, (table, key) in enumerate(zip(plan.tables, plan.keys, strict=True)):
@@ -82,7 +92,7 @@ def rows_of_keys(
             with variable.writing():
                 rows = variable.rows_of(wanted)
         else:
-            weights[table] = variable.lookup(wanted)  # type: ignore[call-overload]
+            weights[table] = variable._read_here(wanted)  # type: ignore[call-overload]
             rows = torch.arange(len(wanted), device=made.device)
         for use, of_use in zip(its, rows.split([use.end - use.begin for use in its]), strict=True):
             if use.key in alone:

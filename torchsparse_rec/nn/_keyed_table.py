@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
-from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values
+from ..tables.table import split_part
+from ..variable.arguments import check_arguments, check_whole, given_keys, given_numbers, given_values, is_in_job
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
 from ..variable.initial import InitialRows
@@ -21,11 +23,15 @@ from ..variable.read_write_lock import ReadWriteLock
 from ..variable.records import Export, Part
 from ..variable.rows import TableRows
 from ..variable.saving import checked, restore, seen_of
+from ..variable.share import keep
 from ..variable.store import RowStore
 from ..variable.training_rows import TrainingRows
 from .grad_mode import GradModeMixin
 
-__all__ = ["KeyedTable"]
+__all__ = ["KeyedTable", "LOAD_INSTEAD", "SAVE_INSTEAD"]
+
+SAVE_INSTEAD = "torchsparse_rec.distributed.save(folder, module, optimizer)"
+LOAD_INSTEAD = "torchsparse_rec.distributed.load(folder, module, optimizer)"
 
 
 class KeyedTable(GradModeMixin):
@@ -53,7 +59,7 @@ class KeyedTable(GradModeMixin):
         option = EmbeddingVariableOption() if ev_option is None else ev_option
         where = device or torch.empty(0).device
         check_arguments(embedding_dim, key_dtype, option, target_gpu, capacity, dtype, self.name, seed, where)
-        if target_gpu >= 0:
+        if target_gpu >= 0 and not is_in_job():  # in a job it names a rank: distributed.shard() reads it
             device = f"cuda:{target_gpu}"
         if device is None and option.storage_option.storage_type.tiers()[0] == "HBM":
             device = "cuda"
@@ -135,7 +141,8 @@ class KeyedTable(GradModeMixin):
         """
         Write rows: from pretrained vectors, or from another system's export.
 
-        Rows of keys that are there are overwritten, and their optimizer state is reset. Filters do not apply.
+        Rows of keys that are there are overwritten, and their optimizer state is reset. Filters do not apply. Where the
+        table is split over ranks, a rank writes the rows that it has, so that all may be given the same.
 
         Args:
             keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
@@ -159,6 +166,10 @@ class KeyedTable(GradModeMixin):
         values = given_values(values, keys, weight)
         frequencies = given_numbers("frequencies", frequencies, keys, 0)
         versions = given_numbers("versions", versions, keys, -1)
+        here = self._here(keys)
+        if here is not None:
+            keys, values = keys[here], values[here]
+            frequencies, versions = (None if x is None else x[here] for x in (frequencies, versions))
         with self._settled():
             store.tend(self)
             if frequencies is None:
@@ -168,6 +179,18 @@ class KeyedTable(GradModeMixin):
                 self.admission.admitted(keys, inserted)
             rows.note_written(keys)
             rows.keep_capacity()
+
+    @torch.no_grad()
+    def _keep(self, has: Callable[[Tensor], Tensor], share: int | None) -> None:
+        """Let go of all keys but some, as this rank's part of the table; see :func:`keep`."""
+        with self._settled():
+            keep(self._rows, has, share)
+            self._training.forget()
+
+    def _here(self, keys: Tensor) -> Tensor | None:
+        """Say which keys this rank has, ``[N]`` bool; None where the table is not split over ranks."""
+        part = split_part(self._stored_weight())
+        return None if part is None or part.has is None else part.has(keys)
 
     def insert_export(self, tensors: Mapping[str, Any]) -> int:
         """
@@ -179,7 +202,7 @@ class KeyedTable(GradModeMixin):
                 also the result of ``numpy.load`` for an ``.npz`` file.
 
         Returns:
-            How many rows were inserted.
+            How many rows were inserted, on this rank if the table is split over ranks.
 
         Raises:
             ValueError: no keys, or keys without values.
@@ -210,7 +233,8 @@ class KeyedTable(GradModeMixin):
                 tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
             ]
             self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
-            inserted += len(keys)
+            here = self._here(keys.to(self._stored_weight().device))
+            inserted += len(keys) if here is None else int(here.sum())
         return inserted
 
     @torch.no_grad()
@@ -334,6 +358,9 @@ class KeyedTable(GradModeMixin):
 
         All of it is of one moment, even if another thread trains. The tensors of the first tier are the table's own,
         and training changes them later: copy them, or use :meth:`save`.
+
+        Raises:
+            RuntimeError: the table is split over ranks: tensors of one rank under one name would lose the others' keys.
         """
         with self._settled():
             return super().state_dict(*args, **kwargs)
@@ -348,6 +375,7 @@ class KeyedTable(GradModeMixin):
         self._rows.seen = seen_of(state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        check_whole(self._stored_weight(), "state_dict", SAVE_INSTEAD)
         if self.cold is not None:
             for name, values in self.cold.state_dict().items():
                 destination[f"{prefix}cold.{name}"] = values
@@ -355,6 +383,8 @@ class KeyedTable(GradModeMixin):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        if any(name.startswith(prefix) for name in state_dict):
+            check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
         weight = state_dict.get(f"{prefix}weight")
         width = self.embedding_dim
         if weight is not None and tuple(weight.shape[1:]) != (width,):

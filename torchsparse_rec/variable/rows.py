@@ -131,6 +131,10 @@ class TableRows:
         if capacity != keys.capacity:
             self.store.grow(capacity)
 
+    def share_capacity(self, ranks: int) -> None:
+        """Have an equal share of the capacity, rounded up: other ranks have the other keys."""
+        self._most = None if self._most is None else -(-self._most // ranks)
+
     def keep_capacity(self, coming: Tensor | None = None) -> None:
         """
         Evict keys beyond the capacity, of all tiers together: the same keys as from a table in memory alone.

@@ -1,0 +1,53 @@
+"""Tables that grow over ranks: results, rows, counts and filters are those of one process, by key."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import Case, Table
+from distributed.test_equal import OPTIMIZERS, check
+
+from torchsparse_rec.variable import CBFFilter, CounterFilter, EmbeddingVariableOption, GlobalStepEvict, L2WeightEvict
+
+PLAIN = EmbeddingVariableOption()
+COUNTED = EmbeddingVariableOption(filter_option=CounterFilter(filter_freq=3))
+SKETCHED = EmbeddingVariableOption(filter_option=CBFFilter(filter_freq=3, max_element_size=10**5, false_positive_probability=1e-4))
+EVICTED = EmbeddingVariableOption(evict_option=[GlobalStepEvict(1, every=2), L2WeightEvict(1e-4, every=3)])
+
+
+def tables(*options: EmbeddingVariableOption | None, pooling: str = "sum") -> tuple[Table, ...]:
+    """Return three tables, of which two share feature b, and one has two features."""
+    features = (("a",), ("b", "c"), ("b",))
+    sizes = ((20, 4), (50, 5), (40, 5))
+    return tuple(
+        Table(rows, dim, its, pooling, option=option)
+        for (rows, dim), its, option in zip(sizes, features, options, strict=True)
+    )
+
+
+SLOW = pytest.mark.slow
+POOLED = [
+    Case(tables(PLAIN, PLAIN, PLAIN, pooling=pooling), plan, weighted=weighted, batch=batch)
+    for plan, pooling, weighted, batch in product(
+        ("row", "table"), ("sum", "mean", "sqrtn", "max"), (False, True), ("uneven", "empty")
+    )
+    if not (pooling == "max" and weighted)
+]
+
+
+def of(cases: list[Case], every: int) -> Any:
+    """Return cases, each with a number of ranks; all but every so manieth are slow."""
+    found = []
+    for k, case in enumerate(cases):
+        ranks = (2, 3)[(k + k // 2) % 2]
+        marks = [] if k % every == 0 else [SLOW]
+        found.append(pytest.param(case, ranks, id=f"{case}-{case.tables[0].pooling}-{ranks}", marks=marks))
+    return pytest.mark.parametrize(("case", "ranks"), found)
+
+
+@of(POOLED, 1)
+def test_pooled(pool_of, device: str, case: Case, ranks: int) -> None:
+    check(pool_of, ranks, case, device)
