@@ -133,7 +133,7 @@ def as_ids(case: Case, feature: str, numbers: Tensor) -> Tensor:
 
 
 def probe(case: Case, device: Any) -> Batch:
-    """Return a batch that has many ids of each feature, one in a bag; where any number is a key, also such as no batch has."""
+    """Return a batch with many ids of each feature, one in a bag; where any number is a key, with unknown ones too."""
     batch = Batch({}, {}, {}, [])
     count = min(table.rows for table in case.tables)
     for feature in dict.fromkeys(feature for table in case.tables for feature in table.features):
@@ -238,8 +238,8 @@ def tables_of(module: Any, case: Case | None = None) -> dict[str, Tensor]:
     """
     Return whole tables by their names in one process, in memory of their own.
 
-    Where some of them grow, ``case`` is needed: it is what ``eval()`` finds for some ids of each feature, and all ranks'
-    keys, in their order, with what belongs to them.
+    Where some of them grow, ``case`` is needed: it is what ``eval()`` finds for some ids of each feature, and the keys
+    of all ranks, in their order, with what belongs to them.
     """
     if case is None or all(table.option is None for table in case.tables):
         return {name: table.detach().cpu().clone() for name, table in distributed.full_state_dict(module).items()}

@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 from distributed.cases import Case, Table
 from distributed.test_equal import OPTIMIZERS, check
 
@@ -14,7 +13,9 @@ from torchsparse_rec.variable import CBFFilter, CounterFilter, EmbeddingVariable
 
 PLAIN = EmbeddingVariableOption()
 COUNTED = EmbeddingVariableOption(filter_option=CounterFilter(filter_freq=3))
-SKETCHED = EmbeddingVariableOption(filter_option=CBFFilter(filter_freq=3, max_element_size=10**5, false_positive_probability=1e-4))
+SKETCHED = EmbeddingVariableOption(
+    filter_option=CBFFilter(filter_freq=3, max_element_size=10**5, false_positive_probability=1e-4)
+)
 EVICTED = EmbeddingVariableOption(evict_option=[GlobalStepEvict(1, every=2), L2WeightEvict(1e-4, every=3)])
 
 
@@ -50,4 +51,61 @@ def of(cases: list[Case], every: int) -> Any:
 
 @of(POOLED, 1)
 def test_pooled(pool_of, device: str, case: Case, ranks: int) -> None:
+    check(pool_of, ranks, case, device)
+
+
+UNPOOLED = [
+    Case(tables(PLAIN, PLAIN, PLAIN), plan, "rows", batch=batch)
+    for plan, batch in product(("row", "table"), ("uneven", "empty", "single"))
+]
+
+
+@of(UNPOOLED, 1)
+def test_not_pooled(pool_of, device: str, case: Case, ranks: int) -> None:
+    check(pool_of, ranks, case, device)
+
+
+FILTERED = [
+    Case(tables(option, option, PLAIN), plan, kind, batch="many", grad_mode=mode, merge=merge)
+    for option, plan, (kind, mode, merge) in product(
+        (COUNTED, SKETCHED, EVICTED),
+        ("row", "table"),
+        (("bags", "fused", False), ("rows", "sparse", False), ("bags", "dense", False)),
+    )
+]
+
+
+@of(FILTERED, 1)
+def test_filters_and_evictions(pool_of, device: str, case: Case, ranks: int) -> None:
+    check(pool_of, ranks, case, device)
+
+
+def with_fixed(plan: str) -> list[Case]:
+    """Return cases of a fixed table beside those that grow, which share a feature."""
+    its = tables(PLAIN, None, COUNTED)
+    return [
+        Case(its, plan, kind, batch="many", grad_mode=mode, optimizer="Adam")
+        for kind, mode in (("bags", "fused"), ("rows", "sparse"))
+    ]
+
+
+@of([*with_fixed("row"), *with_fixed("table"), *with_fixed("mixed")], 1)
+def test_beside_fixed_tables(pool_of, device: str, case: Case, ranks: int) -> None:
+    check(pool_of, ranks, case, device)
+
+
+def of_optimizers() -> list[Any]:
+    """Return a case for each optimizer of ours in each gradient mode."""
+    found = []
+    for k, ((name, (optimizer, options)), mode) in enumerate(
+        product(OPTIMIZERS.items(), (None, "dense", "sparse", "fused", "auto"))
+    ):
+        if "torch." not in name:
+            case = Case(tables(PLAIN, COUNTED, PLAIN), ("row", "mixed")[k % 2], "bags", False, mode, optimizer, options)
+            found.append(pytest.param(case, (2, 3)[k // 2 % 2], id=f"{name}-{mode}"))
+    return found
+
+
+@pytest.mark.parametrize(("case", "ranks"), of_optimizers())
+def test_optimizers(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
