@@ -53,13 +53,14 @@ class Shards:
         ranks: Ranks,
     ) -> None:
         self.name, self.tables, self.plans, self.ranks = name, list(tables), list(plans), ranks
-        self._wire_dtype = wire_dtype
+        self.merge, self.wire_dtype = merge, wire_dtype
         self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
         self._trained = 0
         # While a module's forward only says what it will ask for; the exchange that was begun before a call.
         self._asks = False
         self._ahead: Ahead | None = None
         self.prefetched = 0  # how many iterators there have been
+        self.together: dict[Any, Any] = {}  # what nn.lookup_sparse keeps of calls whose first table is the module's
         whole, features = lookups_of(tables[0].module, tables)
         self._split = [_form(table) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
@@ -260,7 +261,7 @@ class Shards:
             answers.append(torch.full((ranks.count,), failed is not None, dtype=torch.int64, device=ranks.device))
             answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
         group = ranks.group if ahead is None else ranks.ahead_results
-        values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self._wire_dtype)
+        values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self.wire_dtype)
         if self._grows and bool(values.pop().any()):
             raise _Failed(failed)
         found: list[tuple[Place, Tensor]] = []
