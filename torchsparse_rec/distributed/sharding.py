@@ -32,7 +32,7 @@ from .sharded import SHARDED
 from .shards import Shards
 from .states import add_state_hooks, part_of
 from .tables import Table, check_columns, digest, growth_of, tables_of
-from .together import note_single
+from .together import look_up_together, note_single
 
 __all__ = ["plan_of", "shard"]
 
@@ -351,7 +351,7 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
             weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
         else:
             part = part_of(weight.data, plan, ranks.rank, ranks.count)
-        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name))
+        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name, None, look_up_together))
         weight.data = part
 
 
@@ -367,4 +367,4 @@ def _cut_growing(table: Table, plan: TablePlan, ranks: Ranks) -> None:
         has = partial(torch.full_like, fill_value=is_mine, dtype=torch.bool)
         if not is_mine:
             table.child._keep(has, None)
-    set_part(table.weight, Part(ranks.group, False, table.name, has))
+    set_part(table.weight, Part(ranks.group, False, table.name, has, look_up_together))

@@ -14,6 +14,7 @@ from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
+from ..tables.part import Part
 from ..tables.table import table_if_any
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
@@ -68,10 +69,12 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     if not isinstance(params, (list, tuple)):
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
-    if any(map(_is_split, params)):
-        from ..distributed.together import look_up_together  # it needs what this module has
-
-        return look_up_together(params, indices, combiners, sp_weights)
+    for k, given in enumerate(params):
+        part = _part_of(given)
+        if part is not None:
+            if part.look_up is None:
+                raise ValueError(f"lookup_sparse: params[{k}] must be a whole table, got a part of {part.name!r}")
+            return part.look_up(params, indices, combiners, sp_weights)
     ids, lengths = ids_of(params, indices, combiners, sp_weights)
     tables = SparseTables(params, combiners)
     return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
@@ -247,11 +250,11 @@ def _checked(given: Any, k: int) -> Any:
     )
 
 
-def _is_split(given: Any) -> bool:
-    """Say whether a table is split over ranks, or each has a copy."""
+def _part_of(given: Any) -> Part | None:
+    """Return what a table is a part of, or a copy, where ranks share it; None for all others."""
     known = isinstance(given, (Tensor, EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag))
     table = table_if_any(weight_of(given)) if known else None
-    return table is not None and table.part is not None
+    return None if table is None else table.part
 
 
 def weight_of(owner: Any) -> Parameter:
