@@ -1,4 +1,4 @@
-"""A table of rows by key: what it contains, its state_dict, and what optimizers call."""
+"""A table of rows by key: what it contains, and what optimizers call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..tables.table import split_part
-from ..variable.arguments import check_arguments, check_whole, given_keys, given_numbers, given_values, is_in_job
+from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values, is_in_job
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
 from ..variable.initial import InitialRows
@@ -20,22 +20,19 @@ from ..variable.keys import KeyRows
 from ..variable.optimizer_rows import new_zeros
 from ..variable.options import EmbeddingVariableOption
 from ..variable.read_write_lock import ReadWriteLock
-from ..variable.records import Export, Part
+from ..variable.records import Export
 from ..variable.rows import TableRows
-from ..variable.saving import checked, restore, seen_of
+from ..variable.saving import checked, restore
 from ..variable.share import keep
 from ..variable.store import RowStore
 from ..variable.training_rows import TrainingRows
 from .grad_mode import GradModeMixin
 
-__all__ = ["KeyedTable", "LOAD_INSTEAD", "SAVE_INSTEAD"]
-
-SAVE_INSTEAD = "torchsparse_rec.distributed.save(folder, module, optimizer)"
-LOAD_INSTEAD = "torchsparse_rec.distributed.load(folder, module, optimizer)"
+__all__ = ["KeyedTable"]
 
 
 class KeyedTable(GradModeMixin):
-    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds lookups and checkpoints."""
+    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds checkpoints and lookups."""
 
     keys: KeyRows
 
@@ -349,78 +346,6 @@ class KeyedTable(GradModeMixin):
         """Flush the rows of other tiers, before the optimizer forgets its history."""
         if self.cold is not None:
             self.cold.flush()
-
-    # ---- state_dict --------------------------------------------------------------------------------------------------
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        Return the state as :meth:`torch.nn.Module.state_dict` does, with copies of the rows in other tiers.
-
-        All of it is of one moment, even if another thread trains. The tensors of the first tier are the table's own,
-        and training changes them later: copy them, or use :meth:`save`.
-
-        Raises:
-            RuntimeError: the table is split over ranks: tensors of one rank under one name would lose the others' keys.
-        """
-        with self._settled():
-            return super().state_dict(*args, **kwargs)
-
-    def get_extra_state(self) -> dict[str, int]:
-        """Return the state that is not in tensors, for ``state_dict()``."""
-        return {"global_step": self.global_step, "evicted": self._rows.evicted, "seen": self._rows.seen}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        """Take over the result of :meth:`get_extra_state`."""
-        self.global_step, self._rows.evicted = state["global_step"], state["evicted"]
-        self._rows.seen = seen_of(state)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        check_whole(self._stored_weight(), "state_dict", SAVE_INSTEAD)
-        if self.cold is not None:
-            for name, values in self.cold.state_dict().items():
-                destination[f"{prefix}cold.{name}"] = values
-        self._flush()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        if any(name.startswith(prefix) for name in state_dict):
-            check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
-        weight = state_dict.get(f"{prefix}weight")
-        width = self.embedding_dim
-        if weight is not None and tuple(weight.shape[1:]) != (width,):
-            raise RuntimeError(  # raised here, so that rows and keys load together or not at all
-                f"EmbeddingVariable.load_state_dict: weight of {self.name!r} must be [rows, {width}], got "
-                f"{list(weight.shape)}"
-            )
-        filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
-        if weight is not None and filtered != (self.admission is not None):
-            has, wants = ("a filter", "none") if filtered else ("no filter", "one")
-            raise RuntimeError(
-                f"EmbeddingVariable.load_state_dict: the state_dict of {self.name!r} has {has}, the variable "
-                f"{wants}: the rows of their keys differ; use save() and restore()"
-            )
-        self._flush()
-        stored = self._stored_weight()
-        cold = {
-            name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
-            for name in list(state_dict)
-            if name.startswith(f"{prefix}cold.")
-        }
-        if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
-            self._store.resize(weight.shape[0])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._training.forget()
-        if weight is not None:
-            self._rows.note_saved(None)  # these rows have nothing to do with the last checkpoint
-        if self.cold is not None:
-            self.cold.clear()
-            if cold:
-                self.cold.put(Part.of_tensors(cold, stored.device))
-        elif cold and len(cold["keys"]):
-            raise RuntimeError(
-                f"EmbeddingVariable.load_state_dict: {len(cold['keys'])} rows are of other tiers, which this variable "
-                "does not have: use save() and restore()"
-            )
 
     def extra_repr(self) -> str:
         """Return the arguments that ``repr`` shows."""

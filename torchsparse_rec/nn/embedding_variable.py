@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from .._torch import as_stored
 from ..tables.table import is_growing_stale, table_of
 from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
-from ..variable.saving import checked, restore, save
 from ..variable.training_rows import TrainingRows
-from ._keyed_table import LOAD_INSTEAD, SAVE_INSTEAD, KeyedTable
+from ._keyed_checkpoints import KeyedCheckpoints
 from ._lookup import check_ids, look_up
 from ._read import TableSet, read
 from .auto import AutoChoice
@@ -29,7 +27,7 @@ __all__ = ["EmbeddingVariable", "Export"]
 _CALL_INSTEAD = "the module that distributed.shard() has split"
 
 
-class EmbeddingVariable(KeyedTable):
+class EmbeddingVariable(KeyedCheckpoints):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -275,134 +273,6 @@ class EmbeddingVariable(KeyedTable):
         self._store.tend(self)
         self._training.begin(count)
         return self._training
-
-    # ---- Checkpoints in folders --------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def save(
-        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
-    ) -> int:
-        """
-        Write a full checkpoint: all rows of all tiers, optimizer states, filters.
-
-        One rename at the end makes it the next numbered version under ``path``: whenever the process is killed, and
-        whatever fails, earlier versions stay whole. Evict options are applied first.
-
-        Args:
-            path: a folder for this variable alone.
-            keep: how many of the last restorable versions stay. Default: all.
-            on_phase: is called with the name of each phase.
-
-        Returns:
-            The version's number.
-
-        Raises:
-            ImportError: safetensors is missing (the extra ``checkpoint``).
-            OSError: the disk is full or fails; the error names the file.
-
-        Source: DeepRec's full checkpoints. The files are safetensors.
-
-        Example:
-            >>> import tempfile
-            >>> from torchsparse_rec.nn import EmbeddingVariable
-            >>> folder = tempfile.mkdtemp()
-            >>> table = EmbeddingVariable(2)
-            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
-            >>> table.save(folder)
-            1
-            >>> table.insert([8, 9], [[5.0, 6.0], [7.0, 8.0]])
-            >>> table.save_delta(folder)
-            2
-            >>> other = EmbeddingVariable(2)
-            >>> other.restore(folder)
-            >>> other.export().values
-            tensor([[1., 2.],
-                    [5., 6.],
-                    [7., 8.]])
-        """
-        check_whole(self._stored_weight(), "EmbeddingVariable.save", SAVE_INSTEAD)
-        with self._settled():
-            return save(self._rows, "full", path, keep, on_phase)
-
-    @torch.no_grad()
-    def save_delta(
-        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
-    ) -> int:
-        """
-        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
-
-        If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
-        changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
-        a full version may be written.
-
-        Args:
-            path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
-            keep: as of :meth:`save`.
-            on_phase: as of :meth:`save`.
-
-        Returns:
-            The version's number.
-
-        Raises:
-            ValueError: the last checkpoint is in another folder, there is none, or a state_dict has been loaded since.
-            OSError: the disk is full or fails; the error names the file.
-
-        Source: DeepRec's incremental checkpoints.
-
-        Example:
-            See :meth:`save`.
-        """
-        check_whole(self._stored_weight(), "EmbeddingVariable.save_delta", SAVE_INSTEAD)
-        saved = self._rows.saved
-        if saved is None or saved[1] != os.path.abspath(path):
-            last = "there is none" if saved is None else f"the last one is in {saved[1]}"
-            raise ValueError(
-                f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
-            )
-        with self._settled():
-            return save(self._rows, "delta", path, keep, on_phase)
-
-    @torch.no_grad()
-    def restore(
-        self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        version: int | None = None,
-        shard: int = 0,
-        num_shards: int = 1,
-    ) -> None:
-        """
-        Restore the variable from a checkpoint, which may come from other tiers, another capacity or device.
-
-        The states of the optimizer that holds ``weight`` are restored too. So make the optimizer before; if it has
-        other parameters too, also load its state_dict before.
-
-        Args:
-            path: a folder of :meth:`save`; or several, of the shards of one table.
-            version: the checkpoint's number. Default: the newest.
-            shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
-            num_shards: default 1: all keys are restored.
-
-        Raises:
-            FileNotFoundError: there is no checkpoint.
-            OSError: a file cannot be read. If it disappears while rows are written, the rows read until then stay.
-            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype; or it is damaged, or not
-                what a variable writes, and the error names the file. The variable is unchanged then: everything is
-                read and checked first.
-
-        Example:
-            See :meth:`save`.
-        """
-        check_whole(self._stored_weight(), "EmbeddingVariable.restore", LOAD_INSTEAD)
-        if not 0 <= shard < num_shards:
-            raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
-        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        if not paths:
-            raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
-        chains = checked(self._rows, paths, version)
-        with self._lock.writing():
-            self._training.forget()
-            restore(self._rows, chains, shard, num_shards)
 
     def _apply(self, fn: Any, recurse: bool = True):
         self._flush()
