@@ -49,7 +49,7 @@ def of(cases: list[Case], every: int) -> Any:
     return pytest.mark.parametrize(("case", "ranks"), found)
 
 
-@of(POOLED, 1)
+@of(POOLED, 5)
 def test_pooled(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
 
@@ -60,7 +60,7 @@ UNPOOLED = [
 ]
 
 
-@of(UNPOOLED, 1)
+@of(UNPOOLED, 4)
 def test_not_pooled(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
 
@@ -75,7 +75,7 @@ FILTERED = [
 ]
 
 
-@of(FILTERED, 1)
+@of(FILTERED, 3)
 def test_filters_and_evictions(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
 
@@ -89,7 +89,7 @@ def with_fixed(plan: str) -> list[Case]:
     ]
 
 
-@of([*with_fixed("row"), *with_fixed("table"), *with_fixed("mixed")], 1)
+@of([*with_fixed("row"), *with_fixed("table"), *with_fixed("mixed")], 2)
 def test_beside_fixed_tables(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
 
@@ -102,7 +102,9 @@ def of_optimizers() -> list[Any]:
     ):
         if "torch." not in name:
             case = Case(tables(PLAIN, COUNTED, PLAIN), ("row", "mixed")[k % 2], "bags", False, mode, optimizer, options)
-            found.append(pytest.param(case, (2, 3)[k // 2 % 2], id=f"{name}-{mode}"))
+            daily = name in ("Adam", "LAMB", "Adagrad") and mode in ("sparse", "fused")
+            marks = [] if daily else [SLOW]
+            found.append(pytest.param(case, (2, 3)[k // 2 % 2], id=f"{name}-{mode}", marks=marks))
     return found
 
 

@@ -13,7 +13,7 @@ from ..jagged import JaggedTensor, KeyedTensor
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.collection import Collection
 from ..nn.plan import Ids
-from .shards import Shards
+from .shards import NO_GRAPH, Shards
 
 __all__ = [
     "SHARDED",
@@ -25,8 +25,6 @@ __all__ = [
     "ShardedEmbeddingVariable",
 ]
 
-_NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
-
 
 class Sharded(Module):
     """What all sharded modules have."""
@@ -35,7 +33,7 @@ class Sharded(Module):
 
 
 class _ShardedCollection(Sharded, Collection):
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         return self._shards.look_up(self, places, ids)
 
@@ -73,7 +71,7 @@ class _ShardedTable(Sharded):
 class ShardedEmbedding(_ShardedTable, Embedding):
     """An :class:`Embedding` whose table is split over ranks, made by :func:`shard`."""
 
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input) as given:
@@ -87,7 +85,7 @@ class ShardedEmbedding(_ShardedTable, Embedding):
 class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
     """An :class:`EmbeddingBag` whose table is split over ranks, made by :func:`shard`."""
 
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input, offsets, per_sample_weights) as given:
@@ -104,7 +102,7 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     ``export``, ``total_count``, ``stats``, ``insert``, ``erase`` and ``evict`` are of this rank's keys.
     """
 
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input) as given:

@@ -24,8 +24,9 @@ from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks
 from .tables import Table, check_columns, digest, lookups_of
 
-__all__ = ["Shards", "columns"]
+__all__ = ["NO_GRAPH", "Shards", "columns"]
 
+NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
 # Lookups that train, after each of which copies of replicated tables are compared.
 _OFTEN = 1000
 
@@ -156,7 +157,9 @@ class Shards:
         """
         ranks, given, training = self.ranks, ids.per_sample_weights, module.training
         weights = [table.weight for table in self.tables]
-        wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+        # In eval() a table that grows has no gradient, unless it is looked up by itself.
+        trained = [table for table in self.tables if not table.grows or table.child.training or table.child is module]
+        wanted = torch.is_grad_enabled() and any(table.weight.requires_grad for table in trained)
         details = ["with gradients" if wanted else "without gradients"]
         if given is not None:
             details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))

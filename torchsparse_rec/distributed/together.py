@@ -16,7 +16,7 @@ from ..nn.lookup_sparse import SparseTables, ids_of, weight_of
 from ..nn.plan import Ids, Plan, counts_of
 from ..tables.table import table_if_any
 from .ranks import Call
-from .shards import Shards
+from .shards import NO_GRAPH, Shards
 
 __all__ = ["look_up_together", "note_single"]
 
@@ -29,6 +29,7 @@ def note_single(module: Any) -> None:
     _modules[id(module._stored_weight())] = module
 
 
+@torch.compiler.disable(reason=NO_GRAPH)
 def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> list[Tensor]:
     """
     Do what ``nn.lookup_sparse`` does, of tables that are split over ranks. All ranks call it with the same tables.
