@@ -6,9 +6,12 @@ from itertools import product
 from typing import Any
 
 import pytest
-from distributed.cases import Case, Table
+import torch
+import torch.distributed as dist
+from distributed.cases import Case, Table, draw, features_of, keys_of, sharded_of, train_alone, train_rank
 from distributed.test_equal import OPTIMIZERS, check
 
+from torchsparse_rec import nn
 from torchsparse_rec.variable import CBFFilter, CounterFilter, EmbeddingVariableOption, GlobalStepEvict, L2WeightEvict
 
 PLAIN = EmbeddingVariableOption()
@@ -111,3 +114,37 @@ def of_optimizers() -> list[Any]:
 @pytest.mark.parametrize(("case", "ranks"), of_optimizers())
 def test_optimizers(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("option", [COUNTED, SKETCHED, EVICTED], ids=["counted", "sketched", "evicted"])
+def test_merged_keys_are_counted_exactly(pool_of, device: str, option: EmbeddingVariableOption, ranks: int) -> None:
+    case = Case(tables(option, PLAIN, option), "row", batch="many", optimizer="SGD", merge=True)
+    got = pool_of(ranks).run(train_rank, case, device)
+    for ours, theirs in zip(got, train_alone(case, ranks, device), strict=True):
+        assert ours.tables.keys() == theirs.tables.keys()
+        for name, x in ours.tables.items():
+            if name.endswith("values") or "result" in name:  # sums over ranks of sums over ids
+                torch.testing.assert_close(x, theirs.tables[name], rtol=1e-4, atol=1e-5)
+            else:
+                assert torch.equal(x, theirs.tables[name]), name
+        assert len(ours.tables["embedding_bags.t0.keys"]) > 5
+
+
+def evaluated(case: Case) -> Any:
+    module = sharded_of(case)
+    module(features_of(case, draw(case, 0, dist.get_rank())))
+    before = [keys_of(child, all_ranks=True) for child in module.modules() if isinstance(child, nn.EmbeddingVariable)]
+    module.eval()
+    result = module(features_of(case, draw(case, 7, dist.get_rank()))).values()
+    after = [keys_of(child, all_ranks=True) for child in module.modules() if isinstance(child, nn.EmbeddingVariable)]
+    return before, after, result.requires_grad
+
+
+@pytest.mark.parametrize("plan", ["row", "table"])
+def test_eval_writes_nothing_and_gives_no_gradient(two, plan: str) -> None:
+    case = Case(tables(PLAIN, COUNTED, SKETCHED), plan, batch="many", grad_mode="sparse")
+    for before, after, has_gradient in two.run(evaluated, case):
+        assert not has_gradient
+        for mine, its in zip(before, after, strict=True):
+            assert len(mine["keys"]) > 0 and all(torch.equal(x, its[name]) for name, x in mine.items())

@@ -305,3 +305,37 @@ def modes_of_tables() -> None:
 
 def test_a_table_in_another_mode_is_noticed(two) -> None:
     assert all("bags in eval()" in str(error) for error in two.errors(modes_of_tables))
+
+
+# ---- Optimizers made before ------------------------------------------------------------------------------------------
+
+
+def trained_by(made_before: bool, grad_mode: str) -> dict[str, Tensor]:
+    variable = variable_of(grad_mode=grad_mode)
+    options = {"lr": 0.1, "in_backward": grad_mode == "fused"}
+    optimizer = optim.Adam(variable.parameters(), **options) if made_before else None
+    distributed.shard(variable)
+    optimizer = optimizer or optim.Adam(variable.parameters(), **options)
+    for step in range(3):
+        optimizer.zero_grad()
+        variable(torch.arange(10) + 3 * step + dist.get_rank()).square().sum().backward()
+        optimizer.step()
+    return keys_of(variable, all_ranks=True)
+
+
+@pytest.mark.parametrize("grad_mode", ["fused", "sparse"])
+def test_an_optimizer_made_before_goes_on(two, grad_mode: str) -> None:
+    for before, after in zip(*(two.run(trained_by, made, grad_mode) for made in (True, False)), strict=True):
+        assert all(torch.equal(x, after[name]) for name, x in before.items())
+
+
+def with_states() -> None:
+    variable = variable_of(grad_mode="sparse")
+    optimizer = optim.Adam(variable.parameters(), lr=0.1)
+    variable(torch.arange(4)).sum().backward()
+    optimizer.step()
+    distributed.shard(variable)
+
+
+def test_an_optimizer_with_states_is_refused(two) -> None:
+    assert all("Adam, has states of the whole table" in str(error) for error in two.errors(with_states))
