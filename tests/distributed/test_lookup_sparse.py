@@ -190,3 +190,17 @@ def test_errors_of_one_rank_are_those_of_all(two) -> None:
             # Of different calls each rank says first what it did.
             assert (part if rank == 0 else part.replace("(mean)", "(sum)", 1)) in text
         assert last == ""
+
+
+def while_another_calls_a_module() -> None:
+    model = distributed.shard(Tables(None), plan="row_wise")
+    ids = torch.tensor([[1, 2]])
+    if dist.get_rank() == 0:
+        tables = [model.rows, model.bags, model.keys, model.counted]
+        nn.lookup_sparse(tables, [ids] * 4, ["sum"] * 4)
+    model.rows(ids)
+
+
+def test_a_first_call_that_one_rank_alone_makes_is_noticed(two) -> None:
+    # The header of several tables is longer than those before: gloo would end the processes if they met.
+    assert all("all ranks must make the same calls" in str(error) for error in two.errors(while_another_calls_a_module))

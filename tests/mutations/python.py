@@ -293,6 +293,13 @@ MUTATIONS = [
         "distributed",
     ),
     Mutation(
+        "torchsparse_rec/distributed/together.py",
+        "order",
+        "            first.ranks.headers(call, torch.zeros(first.ranks.count, 0, dtype=torch.int64))\n",
+        "",
+        "distributed",
+    ),
+    Mutation(
         "torchsparse_rec/variable/share.py",
         "stale",
         "        entries = entries[has(entries[:, 0].contiguous())]\n",
