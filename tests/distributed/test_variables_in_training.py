@@ -88,12 +88,23 @@ def test_shard_refuses(two) -> None:
         (distributed.TableWise(2), "table 'users' must name ranks in [0, 2), got 2"),
     ]:
         assert all(text in str(error) for error in two.errors(shard_users, plan, {}))
-    for options in ({"target_gpu": 5}, {"seed": 3}, {"key_dtype": torch.int32}, {"initializer": 1.0}):
+    assert all(
+        "target_gpu of table 'users' must be a rank, in [0, 2), got 5" in str(error)
+        for error in two.errors(shard_users, "auto", {1: {"target_gpu": 5}})
+    )
+    for options in ({"seed": 3}, {"key_dtype": torch.int32}, {"initializer": 1.0}):
         errors = two.errors(shard_users, "auto", {1: options})
-        wanted = (
-            "must name ranks in [0, 2), got 5" if "target_gpu" in options else "all ranks must have the same tables"
-        )
-        assert all(wanted in str(error) for error in errors), options
+        assert all("all ranks must have the same tables" in str(error) for error in errors), options
+
+
+def shard_other_keys() -> None:
+    variable = variable_of()
+    variable(torch.tensor([1, 2, 3 + dist.get_rank()]))
+    distributed.shard(variable)
+
+
+def test_ranks_with_other_keys_are_noticed(two) -> None:
+    assert all("all ranks must have the same tables" in str(error) for error in two.errors(shard_other_keys))
 
 
 # ---- DDP and gradients -----------------------------------------------------------------------------------------------

@@ -234,15 +234,16 @@ def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Ta
 
 def _given(plan: Any, names: Mapping[str, Table], ranks: int, constraints: Mapping[str, Any]) -> dict[str, TablePlan]:
     """Return the plans that the user has given, by table: here, or as a variable's ``target_gpu``."""
-    free = names.keys() - _by_table("constraints", constraints, names).keys()
-    plans: dict[str, Any] = {
-        name: TableWise(table.child.target_gpu)
-        for name, table in names.items()
-        if name in free and table.grows and table.child.target_gpu >= 0
-    }
-    if not (isinstance(plan, str) and plan == "auto"):
-        wanted = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
-        plans |= {name: its for name, its in wanted.items() if its != "auto"}
+    wanted = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
+    plans = {name: its for name, its in wanted.items() if not (isinstance(its, str) and its == "auto")}
+    chosen = plans.keys() | _by_table("constraints", constraints, names).keys()
+    for name, table in names.items():
+        if table.grows and table.child.target_gpu >= 0 and name not in chosen:
+            if table.child.target_gpu >= ranks:
+                raise ValueError(
+                    f"shard: target_gpu of table {name!r} must be a rank, in [0, {ranks}), got {table.child.target_gpu}"
+                )
+            plans[name] = TableWise(table.child.target_gpu)
     found = {}
     for name, given in plans.items():
         table = names[name]

@@ -170,7 +170,7 @@ def growth_of(variable: EmbeddingVariable) -> dict[str, Any]:
         "default_value_no_permission": option.init_option.default_value_no_permission,
         "filter_option": option.filter_option,
         "evict_option": option.evictions,
-        "keys": variable.total_count(),
+        "keys": (variable.total_count(), int(variable._rows.all_entries()[:, 0].sum())),
         "global_step": variable.global_step,
     }
 
