@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -209,19 +210,22 @@ def refused(folder: str) -> list[str]:
         lambda: users.lookup(torch.tensor([1])),
         lambda: child(torch.tensor([1])),
         lambda: child.lookup(torch.tensor([1])),
+        lambda: copy.deepcopy(model),
+        lambda: torch.export.export(users.eval(), (torch.tensor([1]),)),
     ]
     for call in calls:
         try:
             call()
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             texts.append(str(error))
     return texts
 
 
 def test_what_would_see_one_ranks_keys_alone_is_refused(two, tmp_path) -> None:
     for texts in two.run(refused, str(tmp_path)):
-        assert len(texts) == 10
+        assert len(texts) == 12
         assert all("table 'users' is split over ranks" in text for text in [*texts[1:2], *texts[4:8]])
         assert all("torchsparse_rec.distributed.save(" in texts[k] for k in (0, 1, 3, 4, 5))
         assert all("torchsparse_rec.distributed.load(" in texts[k] for k in (2, 6))
-        assert all("the module that distributed.shard() has split" in text for text in texts[7:])
+        assert all("the module that distributed.shard() has split" in text for text in texts[7:10])
+        assert "torchsparse_rec.distributed.save(" in texts[10] and "it is split over ranks" in texts[11]

@@ -221,9 +221,13 @@ class Shards:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
+        way_out = (
+            "call torchsparse_rec.distributed.save(folder, module, optimizer)"
+            if self._grows
+            else "save its state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
+        )
         raise TypeError(
-            f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: save its "
-            "state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
+            f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: {way_out}"
         )
 
     def payload_sizes(self, asked: Asked, told: Tensor) -> list[Sizes]:
