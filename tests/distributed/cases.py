@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchsparse_rec import KeyedJaggedTensor, distributed, nn, optim
+from torchsparse_rec.variable import EmbeddingVariableOption
 
 # The examples of each rank: of as many, of different numbers, of none on some ranks.
 SIZES = {
@@ -24,13 +25,14 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table, and the features that look it up."""
+    """A table, and the features that look it up; ``option`` makes it one that grows."""
 
     rows: int
     dim: int
     features: tuple[str, ...]
     pooling: str = "sum"
     dtype: torch.dtype = torch.float32
+    option: EmbeddingVariableOption | None = None
 
 
 # Of one block, of few blocks and of many; two share feature b, one has two features.
@@ -98,6 +100,7 @@ def collection_of(case: Case, device: str = "cpu", seed: int = 0) -> Any:
     configs: list[Any] = []
     for k, table in enumerate(case.tables):
         fields = {"name": f"t{k}", "feature_names": list(table.features), "data_type": table.dtype}
+        fields["ev_option"] = table.option
         if case.kind == "bags":
             configs.append(nn.EmbeddingBagConfig(table.rows, table.dim, pooling=table.pooling, **fields))
         else:
@@ -119,6 +122,27 @@ def optimizer_of(case: Case, module: Any) -> Any:
     return getattr(optim, case.optimizer)(module.parameters(), in_backward=in_backward, **case.options)
 
 
+def is_any_key(case: Case, feature: str) -> bool:
+    """Say whether all tables that a feature looks up grow: its ids are any numbers."""
+    return all(table.option is not None for table in case.tables if feature in table.features)
+
+
+def as_ids(case: Case, feature: str, numbers: Tensor) -> Tensor:
+    """Return the ids of a feature by their numbers."""
+    return numbers * 1_000_003_000_003 - 5 if is_any_key(case, feature) else numbers
+
+
+def probe(case: Case, device: Any) -> Batch:
+    """Return a batch with many ids of each feature, one in a bag; where any number is a key, with unknown ones too."""
+    batch = Batch({}, {}, {}, [])
+    count = min(table.rows for table in case.tables)
+    for feature in dict.fromkeys(feature for table in case.tables for feature in table.features):
+        batch.ids[feature] = as_ids(case, feature, torch.arange(count) * (1 + is_any_key(case, feature))).to(device)
+        batch.lengths[feature] = torch.ones(count, dtype=torch.int64, device=device)
+        batch.weights[feature] = torch.ones(count, device=device)
+    return batch
+
+
 def draw(case: Case, step: int, rank: int, device: str = "cpu") -> Batch:
     """Draw a rank's batch of a step: few ids are frequent, so that ranks share them."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
@@ -130,7 +154,8 @@ def draw(case: Case, step: int, rank: int, device: str = "cpu") -> Batch:
         if case.batch == "single":
             lengths = torch.ones_like(lengths)
         count = int(lengths.sum())
-        batch.ids[feature] = (torch.rand(count, generator=generator) ** 3 * rows).long().to(device)
+        ids = as_ids(case, feature, (torch.rand(count, generator=generator) ** 3 * rows).long())
+        batch.ids[feature] = ids.to(device)
         batch.lengths[feature] = lengths.to(device)
         batch.weights[feature] = torch.rand(count, generator=generator).add(0.25).to(device)
     for table in case.tables:
@@ -192,6 +217,8 @@ def plans_of(case: Case, ranks: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for k, table in enumerate(case.tables):
         plan = ("row", "table", "column")[k % 3] if case.plan == "mixed" else case.plan
+        if table.option is not None and plan == "column":
+            plan = "table"
         found[f"t{k}"] = {
             "row": distributed.RowWise(),
             "table": distributed.TableWise((ranks - 1 + k) % ranks),
@@ -207,9 +234,45 @@ def sharded_of(case: Case, device: str = "cpu", **options: Any) -> Any:
     return distributed.shard(module, plan=plans_of(case, dist.get_world_size()), merge=case.merge, **options)
 
 
-def tables_of(module: Any) -> dict[str, Tensor]:
-    """Return whole tables by their names in one process, in memory of their own."""
-    return {name: table.detach().cpu().clone() for name, table in distributed.full_state_dict(module).items()}
+def tables_of(module: Any, case: Case | None = None) -> dict[str, Tensor]:
+    """
+    Return whole tables by their names in one process, in memory of their own.
+
+    Where some of them grow, ``case`` is needed: it is what ``eval()`` finds for some ids of each feature, and the keys
+    of all ranks, in their order, with what belongs to them.
+    """
+    if case is None or all(table.option is None for table in case.tables):
+        return {name: table.detach().cpu().clone() for name, table in distributed.full_state_dict(module).items()}
+    return contents_of(case, module, all_ranks=True)
+
+
+def contents_of(case: Case, module: Any, all_ranks: bool) -> dict[str, Tensor]:
+    """Return what :func:`tables_of` does for tables that grow; without ``all_ranks`` of this process alone."""
+    module.eval()
+    with torch.no_grad():
+        results = look_up(case, module, probe(case, module.device))
+    module.train()
+    found = {f"result {k}": result.cpu() for k, result in enumerate(results)}
+    for name, child in module.named_modules():
+        if isinstance(child, nn.EmbeddingVariable):
+            found.update({f"{name}.{what}": x for what, x in keys_of(child, all_ranks).items()})
+    return found
+
+
+def keys_of(variable: nn.EmbeddingVariable, all_ranks: bool) -> dict[str, Tensor]:
+    """Return the keys of a variable in their order, with all that belongs to them, and its statistics."""
+    names = ("filtered", "waiting", "admitted", "evicted")
+    stats = variable.stats()
+    mine = ([x.cpu() for x in variable.export()], [stats[name] for name in names])
+    said: list[Any] = [mine]
+    if all_ranks:
+        said = [None] * dist.get_world_size()
+        dist.all_gather_object(said, mine)
+    export = [torch.cat(parts) for parts in zip(*[exported for exported, _ in said], strict=True)]
+    order = export[0].argsort()
+    assert len(export[0].unique()) == len(order), "a key is on one rank"
+    found = dict(zip(("keys", "values", "versions", "frequencies"), [x[order] for x in export], strict=True))
+    return found | {name: torch.tensor([sum(its[k] for _, its in said)]) for k, name in enumerate(names)}
 
 
 def train_rank(case: Case, device: str = "cpu") -> Trained:
@@ -222,7 +285,7 @@ def train_rank(case: Case, device: str = "cpu") -> Trained:
     ]
     results = [[result.cpu() for result in results] for results, _ in steps]
     gradients = [{name: gradient.cpu() for name, gradient in gradients.items()} for _, gradients in steps]
-    return Trained(results, gradients, tables_of(module))
+    return Trained(results, gradients, tables_of(module, case))
 
 
 # ---- One process -----------------------------------------------------------------------------------------------------
@@ -245,6 +308,10 @@ def train_alone(case: Case, ranks: int, device: str = "cpu") -> list[Trained]:
         for rank, trained in enumerate(found):
             trained.results.append([part[rank] for part in parts])
             trained.gradients.append({name: split[rank] for name, split in of_weights.items()})
+    if any(table.option is not None for table in case.tables):
+        tables = contents_of(case, module, all_ranks=False)
+    else:
+        tables = {name: table.detach().cpu() for name, table in module.state_dict().items()}
     for trained in found:
-        trained.tables = {name: table.detach().cpu() for name, table in module.state_dict().items()}
+        trained.tables = tables
     return found

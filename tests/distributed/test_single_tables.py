@@ -156,8 +156,6 @@ def not_for(device: str, what: str) -> None:
         copy.deepcopy(model)
     elif what == "pickle":
         pickle.dumps(model)
-    elif what == "lookup_sparse":
-        nn.lookup_sparse(model.bags, torch.tensor([[1]], device=device), "sum")
     else:
         model.double()(*batch(0, dist.get_rank(), (2, 3), device))
 
@@ -167,7 +165,6 @@ def not_for(device: str, what: str) -> None:
     [
         ("copy", TypeError, "rows: a module whose tables are split over ranks cannot be copied or pickled"),
         ("pickle", TypeError, "rows: a module whose tables are split over ranks cannot be copied or pickled"),
-        ("lookup_sparse", ValueError, r"params\[0\] must be a whole table, got 'bags', which is split over ranks"),
         ("convert", RuntimeError, "table 'rows': .* must stay as shard.. made it, .*float32 .*, got .*float64"),
     ],
 )

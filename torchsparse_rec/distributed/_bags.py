@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .._reduction import POOLING
-from ..nn.plan import Ids, Plan
-from ._ids import bad_id, counts_of, reordered
+from ..nn.plan import Ids, Plan, counts_of
+from ._ids import bad_id, reordered
 from .exchange import LookUp, Place, Sizes
 
 __all__ = ["Bags", "Unit"]
@@ -58,6 +58,7 @@ class Bags:
         rank: this rank.
         ranks: W.
         pooled: whether results are pooled.
+        grows: whether rows are made as keys come: all are legal.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Bags:
         rank: int,
         ranks: int,
         pooled: bool,
+        grows: bool,
     ) -> None:
-        self._whole, self._features, self._dtype, self._pooled = whole, features, dtype, pooled
+        self.grows = grows
+        self._whole, self._features, self.dtype, self._pooled = whole, features, dtype, pooled
         self.rank, self.ranks = rank, ranks
         self._of = [[unit for unit in units if unit.owner == owner] for owner in range(ranks)]
         self.units = [unit for its in self._of for unit in its]
@@ -78,7 +81,7 @@ class Bags:
         # Flags, then of each unit of a rank its ids, then its bags.
         self.width = 1 + 2 * self._most
         # Of four bytes that an id takes on the way.
-        self._words = 2 if any(whole.num_embeddings[unit.table] > 2**31 for unit in units) else 1
+        self._words = 2 if grows or any(whole.num_embeddings[unit.table] > 2**31 for unit in units) else 1
         own = self._of[rank]
         self.tables = sorted({unit.table for unit in own})
         place = {table: k for k, table in enumerate(self.tables)}
@@ -106,8 +109,9 @@ class Bags:
             IndexError: an id that its table does not have.
         """
         counts, keys = counts_of(ids), [places[unit.key] for unit in self.units]
-        its = ids.indices.split(counts)
-        self._check(ids.indices, [its[key] for key in keys])
+        if not self.grows:
+            its = ids.indices.split(counts)
+            self._check(ids.indices, [its[key] for key in keys])
         of_units, bags = [counts[key] for key in keys], [ids.bags[key] for key in keys]
         lengths = None if ids.offsets is None else ids.offsets.diff()
         single = lengths is None or (of_units == bags and bool((lengths == 1).all()))
@@ -147,7 +151,7 @@ class Bags:
                 raise error
 
     def _as_words(self, ids: Tensor) -> Tensor:
-        """Return ids as they travel: as words of four bytes, two for each id if tables are very long."""
+        """Return ids as they travel: as words of four bytes, two for each id if tables grow or are very long."""
         return ids.int() if self._words == 1 else ids.long().view(torch.int32)
 
     def _by_owner(self, counts: Sequence[int]) -> list[list[int]]:
@@ -185,7 +189,7 @@ class Bags:
         single, ids, bags = self._told(came)
         own = len(self._own.keys)
         if own == 0:
-            return torch.empty(0, dtype=self._dtype, device=got[0].device)
+            return torch.empty(0, dtype=self.dtype, device=got[0].device)
         order = [(rank, unit) for unit in range(own) for rank in range(self.ranks)]
         words, *weights = got
         sizes: list[int] = []
@@ -207,7 +211,7 @@ class Bags:
             torch.cumsum(torch.cat(every), 0, out=offsets[1:])
         together = [sum(bags[rank][unit] for rank in range(self.ranks)) for unit in range(own)]
         even = self._even(came)
-        result = look_up(plan, self.tables, Ids(indices, offsets, psw, together, even)).to(self._dtype)
+        result = look_up(plan, self.tables, Ids(indices, offsets, psw, together, even)).to(self.dtype)
         if even:
             return result.reshape(-1)
         dims = self._own.columns()
@@ -231,7 +235,9 @@ class Bags:
         bags, widths = asked.bags, [unit.end - unit.begin for unit in self.units]
         sizes = [count * width for count, width in zip(bags, widths, strict=True)]
         found: list[tuple[Place, Tensor]] = []
-        if self._even(came):
+        if len(self.units) == 1:  # not a view of several, which nobody might write to
+            found = [((self.units[0].lookup, self.units[0].begin), values.view(bags[0], widths[0]))]
+        elif self._even(came):
             parts = _Columns.apply(values, bags[0], self._by_owner(widths))
             found = [((unit.lookup, unit.begin), part) for unit, part in zip(self.units, parts, strict=True)]
         else:

@@ -8,17 +8,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..nn.plan import Ids
+from ..nn.plan import Ids, counts_of
 
-__all__ = ["bad_id", "check_ids", "counts_of", "reordered", "taken", "without"]
-
-
-def counts_of(ids: Ids) -> list[int]:
-    """Return how many ids each feature has. On CUDA it waits for the device if ids come in bags."""
-    if ids.offsets is None:
-        return list(ids.bags)
-    bounds = ids.offsets[torch.tensor([0, *accumulate(ids.bags)], device=ids.offsets.device)].tolist()
-    return [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+__all__ = ["bad_id", "check_ids", "reordered", "taken", "without"]
 
 
 def check_ids(ids: Ids, features: Sequence[str]) -> None:

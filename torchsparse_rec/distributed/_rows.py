@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .._reduction import POOLING
-from ..nn.plan import Ids, Plan
+from ..nn.plan import Ids, Plan, counts_of
 from ..ops.embedding_collection import lookup
 from ..ops.route import route
-from ._ids import bad_id, counts_of, reordered, taken, without
+from ._ids import bad_id, reordered, taken, without
 from .blocks import Blocks
 from .exchange import LookUp, Place, Sizes
 
@@ -46,6 +46,9 @@ class Rows:
         merge: whether an id of a table travels once, however often it occurs.
         copied: whether every rank has all rows.
     """
+
+    #: Whether rows are made as keys come.
+    grows = False
 
     def __init__(
         self,
@@ -104,15 +107,7 @@ class Rows:
         Raises:
             IndexError: an id that its table does not have.
         """
-        ids = taken(ids, [places[key] for key in self.keys])
-        if self._pooled:
-            ids = without(ids, self._padding)
-        counts = counts_of(ids)
-        ends = [0, *accumulate(counts)]
-        starts = ends
-        if self._merge:
-            firsts = [self.part.tables.index(table) for table in range(len(self.tables))]
-            starts = [ends[first] for first in firsts] + [ends[-1]]
+        ids, counts, starts = self._own_ids(ids, places)
         ranks = 1 if self._copied else self.ranks
         try:
             rows, counted, where = route(ids.indices, starts, self._sizes, self._blocks, ranks, self._merge)
@@ -126,16 +121,28 @@ class Rows:
             rows, counted = rows.repeat(self.ranks), counted.expand(self.ranks, -1)
         return Asked([rows], counted, ids, where)
 
+    def _own_ids(self, ids: Ids, places: Sequence[int]) -> tuple[Ids, list[int], list[int]]:
+        """Return the ids of these tables, how many each lookup has, and where each segment begins and the last ends."""
+        ids = taken(ids, [places[key] for key in self.keys])
+        if self._pooled:
+            ids = without(ids, self._padding)
+        counts = counts_of(ids)
+        ends = [0, *accumulate(counts)]
+        if not self._merge:
+            return ids, counts, ends
+        firsts = [self.part.tables.index(table) for table in range(len(self.tables))]
+        return ids, counts, [ends[first] for first in firsts] + [ends[-1]]
+
     def payload_sizes(self, asked: Asked, came: Tensor) -> list[Sizes]:
         """Return the sizes of the parts of ``asked``."""
-        return [Sizes(asked.counts.sum(1).tolist(), came.sum(1).tolist())]
+        return [Sizes(asked.counts.sum(1).tolist(), came.sum(1).tolist())] * len(asked.parts)
 
     def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
         """
         Look up the rows that all ranks want of this one.
 
         Args:
-            got: what came: rows.
+            got: what came: rows; keys, and how often each occurs.
             came: how many of each rank and segment.
             look_up: of the collection: looks up tables by a plan.
 
@@ -143,7 +150,7 @@ class Rows:
             ``[R * D]``: the rows in the order in which they are asked for.
         """
         counts = came.flatten().tolist()
-        rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False))
+        rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False), *got[1:])
         if self._merge:
             return rows
         ranks, width = self.ranks, self.width

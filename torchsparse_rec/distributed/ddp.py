@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._torch import ignore_in_ddp, parameters_of_active_ddp
+from ..nn import EmbeddingVariable
 from ..tables.table import table_if_any
 
 __all__ = ["check_not_in_ddp", "leave_out_of_ddp"]
@@ -30,6 +31,9 @@ def leave_out_of_ddp(module: torch.nn.Module) -> None:
         >>> leave_out_of_ddp(model)
     """
     shared = [name for name, parameter in module.named_parameters(remove_duplicate=False) if _name(parameter)]
+    for title, child in module.named_modules(remove_duplicate=False):
+        if isinstance(child, EmbeddingVariable) and _name(child._stored_weight()):  # its keys are buffers
+            shared += [f"{title}.{name}".lstrip(".") for name, _ in child.named_buffers()]
     ignore_in_ddp(module, shared)
 
 

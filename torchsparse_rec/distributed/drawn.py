@@ -28,6 +28,7 @@ def drawn_part(table: Table, kept: Kept, seed: int, device: torch.device) -> Ten
         seed: of the table, the same on all ranks.
         device: of the part.
     """
+    assert table.rows is not None
     dtype, padding = table.weight.dtype, table.padding_idx
     initial = InitialRows(table.initializer, InitializerOption(), table.dim, seed, dtype, device)
     part = torch.zeros(kept.shape, dtype=dtype, device=device)

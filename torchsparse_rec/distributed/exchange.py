@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..nn.plan import Ids, Plan
 from .ranks import Call, Ranks
 
 __all__ = ["LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
-# A collection's way to look up some of its tables: by a plan of theirs, given their numbers.
-LookUp = Callable[[Plan, Sequence[int], Ids], Tensor]
+# A module's way to look up some of its tables, given a plan of theirs, their numbers, and ids; and, of keys in tables
+# that grow, how often each occurs.
+LookUp = Callable[..., Tensor]
 # Where a result is among all: its lookup, and the first of its columns.
 Place = tuple[int, int]
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ..jagged import JaggedTensor, KeyedTensor
-from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
+from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.collection import Collection
 from ..nn.plan import Ids
-from .shards import Shards
+from .shards import NO_GRAPH, Shards
 
 __all__ = [
     "SHARDED",
@@ -22,9 +22,8 @@ __all__ = [
     "ShardedEmbeddingBag",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
+    "ShardedEmbeddingVariable",
 ]
-
-_NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
 
 
 class Sharded(Module):
@@ -34,7 +33,7 @@ class Sharded(Module):
 
 
 class _ShardedCollection(Sharded, Collection):
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         return self._shards.look_up(self, places, ids)
 
@@ -72,7 +71,7 @@ class _ShardedTable(Sharded):
 class ShardedEmbedding(_ShardedTable, Embedding):
     """An :class:`Embedding` whose table is split over ranks, made by :func:`shard`."""
 
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input) as given:
@@ -86,7 +85,7 @@ class ShardedEmbedding(_ShardedTable, Embedding):
 class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
     """An :class:`EmbeddingBag` whose table is split over ranks, made by :func:`shard`."""
 
-    @torch.compiler.disable(reason=_NO_GRAPH)
+    @torch.compiler.disable(reason=NO_GRAPH)
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input, offsets, per_sample_weights) as given:
@@ -96,9 +95,32 @@ class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
         return self._shards.look_up(self, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True))
 
 
+class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
+    """
+    An :class:`EmbeddingVariable` whose keys are split over ranks, made by :func:`shard`.
+
+    ``export``, ``total_count``, ``stats``, ``insert``, ``erase`` and ``evict`` are of this rank's keys.
+    """
+
+    @torch.compiler.disable(reason=NO_GRAPH)
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ``input``, as all ranks do in the same call."""
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r} cannot be exported: it is split over ranks, and would be exported "
+                "with the keys of this one"
+            )
+        with self._shards.told(self.training, input) as given:
+            return super().forward(*given)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        return self._shards.look_up(self, [0], Ids(ids, None, None, (len(ids),), False)).view(-1, self.embedding_dim)
+
+
 SHARDED: dict[type, Any] = {
     Embedding: ShardedEmbedding,
     EmbeddingBag: ShardedEmbeddingBag,
     EmbeddingBagCollection: ShardedEmbeddingBagCollection,
     EmbeddingCollection: ShardedEmbeddingCollection,
+    EmbeddingVariable: ShardedEmbeddingVariable,
 }

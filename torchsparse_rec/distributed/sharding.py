@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Module, Parameter
 
 from .._torch import as_stored
 from ..jagged.inputs import as_keyed_jagged_tensor
+from ..nn.collection import Collection
 from ..tables.part import Part
 from ..tables.stale import set_part
 from ..tables.table import table_of
+from ._keys import is_of_rank
 from .agreed import agreed
 from .boxes import Kept
 from .ddp import leave_out_of_ddp
 from .drawn import drawn_part
 from .machine import MACHINES, Machine
-from .plan import Replicated, TablePlan, as_plan
+from .plan import Replicated, RowWise, TablePlan, TableWise, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
 from .sharded import SHARDED
 from .shards import Shards
 from .states import add_state_hooks, part_of
-from .tables import Table, check_columns, digest, tables_of
+from .tables import Table, check_columns, digest, growth_of, tables_of
+from .together import look_up_together, note_single
 
 __all__ = ["plan_of", "shard"]
 
 # Examples of a rank's batch for the planner, each with one id of each feature.
 _BATCH = 4096
+# Keys of a table that grows, from which those of such a batch are drawn.
+_KEYS = 10**9
 
 
 def shard(
@@ -55,9 +62,10 @@ def shard(
     stays as it is. Parameters stay the same objects; each holds a part.
 
     Args:
-        module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingBagCollection`
-            and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or itself, becomes a sharded one. Other
-            modules, those of subclasses too, stay as they are. It is the same on all ranks. Of a table on ``meta`` each
+        module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingVariable`,
+            :class:`EmbeddingBagCollection` and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or
+            itself, becomes a sharded one. Other modules, those of subclasses too, stay as they are. It is the same on
+            all ranks. Of a table on ``meta`` each
             rank draws the rows of its own part, on the mesh's device, so that none ever holds a whole one: from rank
             0's generator, the same whatever the number of ranks and the plan. Such a table gets a new parameter.
         mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
@@ -110,7 +118,10 @@ def shard(
         )
     if wire_dtype not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"shard: wire_dtype must be torch.bfloat16, torch.float16 or None, got {wire_dtype}")
-    found = {title: child for title, child in module.named_modules() if type(child) in SHARDED}
+    inside = {id(table) for each in module.modules() if isinstance(each, Collection) for table in each._tables}
+    found = {
+        title: child for title, child in module.named_modules() if type(child) in SHARDED and id(child) not in inside
+    }
     its = {title: tables_of(title, child) for title, child in found.items()}
     mesh = _mesh(mesh, its)
     group, count = mesh.get_group(), mesh.size()
@@ -122,7 +133,7 @@ def shard(
         error = raised
     of_ranks = agreed(group, counts, error)
     try:
-        given = _given(plan, names, count)
+        given = _given(plan, names, count, constraints or {})
         uses = [_use(name, table, merge, wire_dtype, of_ranks) for name, table in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
         planned = choose(uses, count, memory, machine, given, _by_table("constraints", constraints or {}, names))
@@ -147,6 +158,8 @@ def shard(
         child.__class__ = SHARDED[type(child)]
         child._shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
         child._forget_lookups()  # type: ignore[operator]
+        if not isinstance(child, Collection):
+            note_single(child)
         add_state_hooks(child)  # type: ignore[arg-type]
     leave_out_of_ddp(module)
     vars(module)["_torchsparse_rec_planned"] = planned
@@ -219,15 +232,20 @@ def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Ta
     return names
 
 
-def _given(plan: Any, names: Mapping[str, Table], ranks: int) -> dict[str, TablePlan]:
-    """Return the plans that the user has given, by table."""
-    if isinstance(plan, str) and plan == "auto":
-        return {}
-    plans = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
+def _given(plan: Any, names: Mapping[str, Table], ranks: int, constraints: Mapping[str, Any]) -> dict[str, TablePlan]:
+    """Return the plans that the user has given, by table: here, or as a variable's ``target_gpu``."""
+    wanted = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
+    plans = {name: its for name, its in wanted.items() if not (isinstance(its, str) and its == "auto")}
+    chosen = plans.keys() | _by_table("constraints", constraints, names).keys()
+    for name, table in names.items():
+        if table.grows and table.child.target_gpu >= 0 and name not in chosen:
+            if table.child.target_gpu >= ranks:
+                raise ValueError(
+                    f"shard: target_gpu of table {name!r} must be a rank, in [0, {ranks}), got {table.child.target_gpu}"
+                )
+            plans[name] = TableWise(table.child.target_gpu)
     found = {}
     for name, given in plans.items():
-        if given == "auto":
-            continue
         table = names[name]
         found[name] = as_plan(name, given, ranks, table.dim)
         check_columns(name, found[name], table.weight, table.max_norm)
@@ -270,7 +288,7 @@ def _use(
     if counted:
         ids, distinct, bags = (sum(column) / len(counted) for column in zip(*counted, strict=True))
     else:
-        distinct = expected_distinct(ids, table.rows)
+        distinct = expected_distinct(ids, _KEYS if table.rows is None else table.rows)
     element = table.weight.element_size()
     optimizer = table_of(table.weight).optimizer
     return Use(
@@ -303,6 +321,7 @@ def _said(table: Table, plan: TablePlan) -> dict[str, Any]:
         "grad_mode": table.module.grad_mode,
         "plan": plan,
         "initializer": table.initializer if table.is_on_meta else "its values",
+        **(growth_of(table.child) if table.grows else {}),
         "checksum": digest(table.weight) if isinstance(plan, Replicated) and not table.is_on_meta else 0,
     }
 
@@ -322,6 +341,9 @@ def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
 def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
     """Let a parameter keep this rank's part of its table; draw that of a table on meta, for a new parameter."""
     weight = table.weight
+    if table.rows is None:
+        _cut_growing(table, plan, ranks)
+        return
     table_of(weight).flush()
     with as_stored():
         if table.is_on_meta:
@@ -330,5 +352,20 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
             weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
         else:
             part = part_of(weight.data, plan, ranks.rank, ranks.count)
-        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name))
+        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name, None, look_up_together))
         weight.data = part
+
+
+def _cut_growing(table: Table, plan: TablePlan, ranks: Ranks) -> None:
+    """Let a variable keep this rank's keys."""
+    has: Callable[[Tensor], Tensor]
+    if isinstance(plan, RowWise):
+        has = partial(is_of_rank, rank=ranks.rank, ranks=ranks.count)
+        table.child._keep(has, ranks.count)
+    else:
+        assert isinstance(plan, TableWise)
+        is_mine = plan.rank == ranks.rank
+        has = partial(torch.full_like, fill_value=is_mine, dtype=torch.bool)
+        if not is_mine:
+            table.child._keep(has, None)
+    set_part(table.weight, Part(ranks.group, False, table.name, has, look_up_together))

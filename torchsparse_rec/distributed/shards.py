@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids
+from ._keys import Keys
 from ._rows import Rows
 from .agreed import agreed
 from .ahead import Ahead, Asked
@@ -23,8 +24,9 @@ from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks
 from .tables import Table, check_columns, digest, lookups_of
 
-__all__ = ["Shards", "columns"]
+__all__ = ["NO_GRAPH", "Shards", "columns"]
 
+NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
 # Lookups that train, after each of which copies of replicated tables are compared.
 _OFTEN = 1000
 
@@ -52,34 +54,39 @@ class Shards:
         ranks: Ranks,
     ) -> None:
         self.name, self.tables, self.plans, self.ranks = name, list(tables), list(plans), ranks
-        self._wire_dtype = wire_dtype
+        self.merge, self.wire_dtype = merge, wire_dtype
         self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
         self._trained = 0
         # While a module's forward only says what it will ask for; the exchange that was begun before a call.
         self._asks = False
         self._ahead: Ahead | None = None
         self.prefetched = 0  # how many iterators there have been
+        self.together: dict[Any, Any] = {}  # what nn.lookup_sparse keeps of calls whose first table is the module's
         whole, features = lookups_of(tables[0].module, tables)
-        self._split = [(table.weight.shape, table.weight.dtype, table.weight.device) for table in tables]
+        self._split = [_form(table) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
-        groups: dict[tuple[bool, int, torch.dtype], list[int]] = {}
-        units: list[Unit] = []
-        for k, plan in enumerate(plans):
+        groups: dict[tuple[bool, bool, int, torch.dtype], list[int]] = {}
+        units: dict[bool, list[Unit]] = {}
+        for k, (table, plan) in enumerate(zip(tables, plans, strict=True)):
             if isinstance(plan, (RowWise, Replicated)):
-                groups.setdefault((isinstance(plan, Replicated), whole.dims[k], dtypes[k]), []).append(k)
+                way = table.grows, isinstance(plan, Replicated), whole.dims[k], dtypes[k]
+                groups.setdefault(way, []).append(k)
                 continue
             for lookup in whole.lookups_of([k]):
                 its = columns(plan, whole.dims[k])
-                units += [Unit(owner, lookup, k, whole.keys[lookup], begin, end) for owner, (begin, end) in its]
+                units.setdefault(table.grows, []).extend(
+                    Unit(owner, lookup, k, whole.keys[lookup], begin, end) for owner, (begin, end) in its
+                )
         where = ranks.rank, ranks.count, pooled
         self._ways: list[Rows | Bags] = [
-            Rows(whole, tables, features, dtype, *where, merge, copied) for (copied, _, dtype), tables in groups.items()
+            (Keys if grows else Rows)(whole, chosen, features, dtype, *where, merge, copied)
+            for (grows, copied, _, dtype), chosen in groups.items()
         ]
-        if units:
-            sent_as = reduce(torch.promote_types, [dtypes[unit.table] for unit in units])
-            self._ways.append(Bags(whole, sorted(units), features, sent_as, *where))
-        self._has_bags = bool(units)
+        for grows, of_way in units.items():
+            sent_as = reduce(torch.promote_types, [dtypes[unit.table] for unit in of_way])
+            self._ways.append(Bags(whole, sorted(of_way), features, sent_as, *where, grows))
+        self._has_bags, self._grows = bool(units), any(way.grows for way in self._ways)
         # Gradients are divided by W. By a power of two that is exact, wherever it is done: where they are shortest. By
         # another number it is done at once, to the gradients of results, as one process would.
         exact = ranks.count & (ranks.count - 1) == 0
@@ -150,11 +157,16 @@ class Shards:
         """
         ranks, given, training = self.ranks, ids.per_sample_weights, module.training
         weights = [table.weight for table in self.tables]
-        wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+        # In eval() a table that grows has no gradient, unless it is looked up by itself.
+        trained = [table for table in self.tables if not table.grows or table.child.training or table.child is module]
+        wanted = torch.is_grad_enabled() and any(table.weight.requires_grad for table in trained)
         details = ["with gradients" if wanted else "without gradients"]
         if given is not None:
             details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
             ids = ids._replace(per_sample_weights=scale_gradient(given, 1 / self._at_once))
+        others = [table.name for table in self.tables if table.grows and table.child.training is not training]
+        if others:
+            details.append(f"{', '.join(others)} in {'eval' if training else 'train'}()")
         call, ahead = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details)), self._ahead
         if not self._asks:
             self._check(weights)
@@ -173,8 +185,15 @@ class Shards:
             self._trained += 1
             if self._copied and self._trained % _OFTEN == 0:
                 self._check_copies(weights)
+        result, failed = None, None
         with ranks.exchange(call):
-            result = self._exchanged(call, ids, asked, told, wanted, module._look_up_tables)
+            try:
+                result = self._exchanged(call, ids, asked, told, wanted, module._look_up_tables)
+            except _Failed as error:  # all ranks know of it, and none waits for another
+                failed = error
+        if failed is not None:
+            agreed(ranks.group, None, failed.error)
+        assert result is not None
         return scale_gradient(result, self._at_once)
 
     def _check_copies(self, weights: Sequence[Parameter]) -> None:
@@ -191,19 +210,24 @@ class Shards:
     def _check(self, weights: Sequence[Parameter]) -> None:
         check_not_in_ddp(weights)
         for table, plan, weight, split in zip(self.tables, self.plans, weights, self._split, strict=True):
-            if (weight.shape, weight.dtype, weight.device) != split:
+            form = _form(table)
+            if form != split:
                 raise RuntimeError(
                     f"table {table.name!r}: this rank's part must stay as shard() made it, {list(split[0])} of "
-                    f"{split[1]} on {split[2]}, got {list(weight.shape)} of {weight.dtype} on {weight.device}: convert "
-                    "and move a model before shard()"
+                    f"{split[1]} on {split[2]}, got {list(form[0])} of {form[1]} on {form[2]}: convert and move a "
+                    "model before shard()"
                 )
             check_columns(table.name, plan, weight, table.max_norm)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
+        way_out = (
+            "call torchsparse_rec.distributed.save(folder, module, optimizer)"
+            if self._grows
+            else "save its state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
+        )
         raise TypeError(
-            f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: save its "
-            "state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
+            f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: {way_out}"
         )
 
     def payload_sizes(self, asked: Asked, told: Tensor) -> list[Sizes]:
@@ -228,13 +252,25 @@ class Shards:
             got = ahead.got
         # All ranks go back through both exchanges, or none through any.
         anchor = got[-1] if travels else self._leaf() if wanted else None
-        answers, at = [], 0
-        for way, a, c in zip(ways, asked, came, strict=True):
-            answers.append(way.answer(got[at : at + len(a.parts)], c, look_up))
-            at += len(a.parts)
         answer_sizes = [way.answer_sizes(a, c) for way, a, c in zip(ways, asked, came, strict=True)]
+        answers, at, failed = [], 0, None
+        for way, a, c, sizes_of_answer in zip(ways, asked, came, answer_sizes, strict=True):
+            try:
+                answers.append(way.answer(got[at : at + len(a.parts)], c, look_up))
+            except Exception as error:
+                if not way.grows:
+                    raise
+                # No room for new rows, in memory or on a disk: the others are told beside the results.
+                failed = error
+                answers.append(torch.zeros(sum(sizes_of_answer.sent), dtype=way.dtype, device=ranks.device))
+            at += len(a.parts)
+        if self._grows:
+            answers.append(torch.full((ranks.count,), failed is not None, dtype=torch.int64, device=ranks.device))
+            answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
         group = ranks.group if ahead is None else ranks.ahead_results
-        values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self._wire_dtype)
+        values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self.wire_dtype)
+        if self._grows and bool(values.pop().any()):
+            raise _Failed(failed)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
             found += way.results(a, value, c, ids.side_by_side)
@@ -244,6 +280,25 @@ class Shards:
 
     def _leaf(self) -> Tensor:
         return torch.zeros((), device=self.ranks.device, requires_grad=True)
+
+
+class _Failed(Exception):
+    """
+    A rank could not make the rows that others asked for.
+
+    Args:
+        error: of this rank; None: it is another's.
+    """
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _form(table: Table) -> tuple[torch.Size, torch.dtype, torch.device]:
+    """Return what must stay of a part: its shape, but for the rows of a table that grows, dtype and device."""
+    weight = table.weight
+    return weight.shape[table.grows :], weight.dtype, weight.device
 
 
 def columns(plan: TableWise | ColumnWise, dim: int) -> list[tuple[int, tuple[int, int]]]:

@@ -41,9 +41,15 @@ def part_of(table: Tensor, plan: TablePlan, rank: int, ranks: int) -> Tensor:
 
 
 def parts_of(module: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, Kept]]:
-    """Yield each table's key in a state, this rank's part of it, up to date, and what that is of the whole table."""
+    """
+    Yield each table's key in a state, this rank's part of it, up to date, and what that is of the whole table.
+
+    Tables that grow are left out: their modules refuse to give a state.
+    """
     shards = module._shards
     for table, plan in zip(shards.tables, shards.plans, strict=True):
+        if table.rows is None:
+            continue
         table_of(table.weight).flush()
         with as_stored():
             part = table.weight.detach()

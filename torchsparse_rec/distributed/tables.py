@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from .._reduction import POOLING, SUM
@@ -18,7 +19,7 @@ from ..tables.stale import is_parameter
 from ..tables.table import table_of
 from .plan import ColumnWise, TablePlan
 
-__all__ = ["Table", "check_columns", "digest", "lookups_of", "tables_of"]
+__all__ = ["Table", "check_columns", "digest", "growth_of", "lookups_of", "tables_of"]
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Table:
         key: of its weight in the module's state.
         name: by which plans may name it.
         child: the module whose parameter it is.
-        rows: V, of the whole table.
+        rows: V, of the whole table; None if it grows.
         dim: D, of the whole table.
         features: that are looked up in it.
         pooling: of their rows, or None.
@@ -44,7 +45,7 @@ class Table:
     key: str
     name: str
     child: Any
-    rows: int
+    rows: int | None
     dim: int
     features: Sequence[str]
     pooling: str | None
@@ -58,14 +59,17 @@ class Table:
         return self.child._stored_weight()  # type: ignore[no-any-return]
 
     @property
+    def grows(self) -> bool:
+        """Whether rows are made as keys come."""
+        return self.rows is None
+
+    @property
     def is_on_meta(self) -> bool:
         """Whether the table has no values yet: ranks will draw them."""
         return self.weight.device.type == "meta"
 
     def check(self, name: str) -> None:
         """Raise ``ValueError`` or ``RuntimeError`` if the table cannot be split."""
-        if isinstance(self.child, EmbeddingVariable):
-            raise ValueError(f"shard: table {name!r} must have a fixed number of rows, got an EmbeddingVariable")
         if not is_parameter(self.weight):
             raise ValueError(f"shard: the weight of table {name!r} must be a parameter, got one that is computed")
         if getattr(self.child, "scale_grad_by_freq", False):
@@ -100,8 +104,11 @@ def tables_of(title: str, module: Any) -> list[Table]:
 
     Args:
         title: the module's name.
-        module: a collection, an :class:`Embedding` or an :class:`EmbeddingBag`.
+        module: a collection, an :class:`Embedding`, an :class:`EmbeddingBag` or an :class:`EmbeddingVariable`.
     """
+    if isinstance(module, EmbeddingVariable):
+        name = title or module.name
+        return [Table(module, "weight", name, module, None, module.embedding_dim, [name], None, None, None, None)]
     if isinstance(module, (Embedding, EmbeddingBag)):
         name = title or type(module).__name__
         pooling = module.mode if isinstance(module, EmbeddingBag) else None
@@ -115,7 +122,7 @@ def tables_of(title: str, module: Any) -> list[Table]:
             f"{module._children}.{config.name}.weight",
             config.name,
             child,
-            config.num_embeddings,
+            None if isinstance(child, EmbeddingVariable) else config.num_embeddings,
             config.embedding_dim,
             config.feature_names,
             str(config.pooling) if pools else None,
@@ -129,12 +136,13 @@ def tables_of(title: str, module: Any) -> list[Table]:
 
 def lookups_of(module: Any, tables: Sequence[Table]) -> tuple[Plan, Sequence[str]]:
     """Return the plan of a module's lookups, and the names of what that calls keys."""
-    if not isinstance(module, (Embedding, EmbeddingBag)):
+    if not isinstance(module, (Embedding, EmbeddingBag, EmbeddingVariable)):
         return module._whole, module._features
     (table,) = tables
-    padding = -1 if table.padding_idx is None else table.padding_idx % table.rows
+    rows = table.rows or 1  # of a table that grows nobody asks
+    padding = -1 if table.padding_idx is None else table.padding_idx % rows
     mode = SUM if table.pooling is None else POOLING[table.pooling]
-    return Plan((0,), (0,), (mode,), (table.rows,), (table.dim,), (padding,)), table.features
+    return Plan((0,), (0,), (mode,), (rows,), (table.dim,), (padding,)), table.features
 
 
 def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float | None) -> None:
@@ -152,7 +160,22 @@ def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float
         )
 
 
-def digest(weight: Parameter) -> int:
+def growth_of(variable: EmbeddingVariable) -> dict[str, Any]:
+    """Return what of a table that grows must be the same on all ranks, beside what all tables have."""
+    initial, option = variable.initial, variable.ev_option
+    return {
+        "key_dtype": variable.key_dtype,
+        "seed": initial.seed,
+        "initializer": (initial.kind, initial.numbers, 0 if initial.values is None else digest(initial.values)),
+        "default_value_no_permission": option.init_option.default_value_no_permission,
+        "filter_option": option.filter_option,
+        "evict_option": option.evictions,
+        "keys": (variable.total_count(), int(variable._rows.all_entries()[:, 0].sum())),
+        "global_step": variable.global_step,
+    }
+
+
+def digest(weight: Tensor) -> int:
     """Return a number that differs for different values of a table, with little memory beside them."""
     found = 0
     with torch.no_grad(), as_stored():

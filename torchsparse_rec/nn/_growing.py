@@ -35,6 +35,7 @@ def rows_of_keys(
     growing: Mapping[int, EmbeddingVariable],
     ids: Ids,
     lengths: Sequence[int],
+    occurrences: Tensor | None = None,
 ) -> tuple[Plan, list[Parameter], Ids]:
     """
     Replace the keys of tables that grow by rows.
@@ -48,10 +49,19 @@ def rows_of_keys(
         growing: the tables that grow, by number.
         ids: the keys, and the ids of the other tables.
         lengths: the number of ids of each feature.
+        occurrences: how often each id is looked up, as which training counts it, where ids come without offsets and
+            no feature is looked up twice. Default: once.
 
     Returns:
         The plan, the tables and the ids, with rows for keys. ``ids.indices`` is a new tensor.
     """
+    if occurrences is not None and any(variable.training for variable in growing.values()):
+        behind = occurrences.cumsum(0)
+        at = torch.tensor([0, *accumulate(lengths)], device=behind.device)
+        each = torch.cat([behind.new_zeros(1), behind])[at].diff().tolist()
+        repeated = ids._replace(indices=ids.indices.repeat_interleave(occurrences))
+        plan, weights, found = rows_of_keys(plan, weights, growing, repeated, each)
+        return plan, weights, ids._replace(indices=found.indices[behind - occurrences])
     ends = list(accumulate(lengths))
     uses: dict[int, list[_Use]] = {table: [] for table in growing}
     for lookup, (table, key) in enumerate(zip(plan.tables, plan.keys, strict=True)):
@@ -60,11 +70,11 @@ def rows_of_keys(
     # A feature that several lookups use is copied for each lookup of a table that grows.
     alone = {key for key, count in Counter(plan.keys).items() if count == 1}
     together = [
-        (its[0], growing[table])
+        (its, growing[table])
         for table, its in uses.items()
-        if len(its) == 1 and its[0].key in alone and growing[table].takes_all()
+        if its and all(use.key in alone for use in its) and growing[table].takes_all()
     ]
-    made = _rows_together(ids.indices, sorted(together, key=lambda pair: pair[0].begin))
+    made = _rows_together(ids.indices, together)
     done = {id(variable) for _, variable in together}
     weights = list(weights)
     keys = list(plan.keys)
@@ -82,7 +92,7 @@ def rows_of_keys(
             with variable.writing():
                 rows = variable.rows_of(wanted)
         else:
-            weights[table] = variable.lookup(wanted)  # type: ignore[call-overload]
+            weights[table] = variable._read_here(wanted)  # type: ignore[call-overload]
             rows = torch.arange(len(wanted), device=made.device)
         for use, of_use in zip(its, rows.split([use.end - use.begin for use in its]), strict=True):
             if use.key in alone:
@@ -96,12 +106,27 @@ def rows_of_keys(
 
 
 @torch.no_grad()
-def _rows_together(ids: Tensor, tables: list[tuple[_Use, EmbeddingVariable]]) -> Tensor:
+def _rows_together(ids: Tensor, tables: list[tuple[list[_Use], EmbeddingVariable]]) -> Tensor:
     """Return the ids, with rows for the keys that these tables look up, by one operator for all tables."""
     if not tables:
         return ids.to(torch.int64, copy=True)
-    variables = [variable for _, variable in tables]
-    parts = [(use.begin, use.end) for use, _ in tables]
+    if all(len(its) == 1 for its, _ in tables):
+        tables = sorted(tables, key=lambda pair: pair[0][0].begin)
+        return _rows_of_parts(ids, [(its[0].begin, its[0].end) for its, _ in tables], [each for _, each in tables])
+    # The operator takes the keys of a table one after the other.
+    uses = [use for its, _ in tables for use in its]
+    sizes = [use.end - use.begin for use in uses]
+    ends = list(accumulate(sum(use.end - use.begin for use in its) for its, _ in tables))
+    parts = list(zip([0, *ends], ends, strict=False))
+    keys = torch.cat([ids[use.begin : use.end] for use in uses])
+    made = ids.to(torch.int64, copy=True)
+    for use, rows in zip(uses, _rows_of_parts(keys, parts, [each for _, each in tables]).split(sizes), strict=True):
+        made[use.begin : use.end] = rows
+    return made
+
+
+def _rows_of_parts(ids: Tensor, parts: list[tuple[int, int]], variables: list[EmbeddingVariable]) -> Tensor:
+    """Return the ids, with rows for the keys in each variable's part; parts are in ascending order."""
     with ExitStack() as stack:
         for variable in sorted(variables, key=lambda variable: variable.lock_number()):
             stack.enter_context(variable.writing())

@@ -1,16 +1,18 @@
-"""A table of rows by key: what it contains, its state_dict, and what optimizers call."""
+"""A table of rows by key: what it contains, and what optimizers call."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
-from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values
+from ..tables.table import split_part
+from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values, is_in_job
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
 from ..variable.initial import InitialRows
@@ -18,9 +20,10 @@ from ..variable.keys import KeyRows
 from ..variable.optimizer_rows import new_zeros
 from ..variable.options import EmbeddingVariableOption
 from ..variable.read_write_lock import ReadWriteLock
-from ..variable.records import Export, Part
+from ..variable.records import Export
 from ..variable.rows import TableRows
-from ..variable.saving import checked, restore, seen_of
+from ..variable.saving import checked, restore
+from ..variable.share import keep
 from ..variable.store import RowStore
 from ..variable.training_rows import TrainingRows
 from .grad_mode import GradModeMixin
@@ -29,7 +32,7 @@ __all__ = ["KeyedTable"]
 
 
 class KeyedTable(GradModeMixin):
-    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds lookups and checkpoints."""
+    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds checkpoints and lookups."""
 
     keys: KeyRows
 
@@ -53,7 +56,7 @@ class KeyedTable(GradModeMixin):
         option = EmbeddingVariableOption() if ev_option is None else ev_option
         where = device or torch.empty(0).device
         check_arguments(embedding_dim, key_dtype, option, target_gpu, capacity, dtype, self.name, seed, where)
-        if target_gpu >= 0:
+        if target_gpu >= 0 and not is_in_job():  # in a job it names a rank: distributed.shard() reads it
             device = f"cuda:{target_gpu}"
         if device is None and option.storage_option.storage_type.tiers()[0] == "HBM":
             device = "cuda"
@@ -135,7 +138,8 @@ class KeyedTable(GradModeMixin):
         """
         Write rows: from pretrained vectors, or from another system's export.
 
-        Rows of keys that are there are overwritten, and their optimizer state is reset. Filters do not apply.
+        Rows of keys that are there are overwritten, and their optimizer state is reset. Filters do not apply. Where the
+        table is split over ranks, a rank writes the rows that it has, so that all may be given the same.
 
         Args:
             keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
@@ -159,6 +163,10 @@ class KeyedTable(GradModeMixin):
         values = given_values(values, keys, weight)
         frequencies = given_numbers("frequencies", frequencies, keys, 0)
         versions = given_numbers("versions", versions, keys, -1)
+        here = self._here(keys)
+        if here is not None:
+            keys, values = keys[here], values[here]
+            frequencies, versions = (None if x is None else x[here] for x in (frequencies, versions))
         with self._settled():
             store.tend(self)
             if frequencies is None:
@@ -168,6 +176,18 @@ class KeyedTable(GradModeMixin):
                 self.admission.admitted(keys, inserted)
             rows.note_written(keys)
             rows.keep_capacity()
+
+    @torch.no_grad()
+    def _keep(self, has: Callable[[Tensor], Tensor], share: int | None) -> None:
+        """Let go of all keys but some, as this rank's part of the table; see :func:`keep`."""
+        with self._settled():
+            keep(self._rows, has, share)
+            self._training.forget()
+
+    def _here(self, keys: Tensor) -> Tensor | None:
+        """Say which keys this rank has, ``[N]`` bool; None where the table is not split over ranks."""
+        part = split_part(self._stored_weight())
+        return None if part is None or part.has is None else part.has(keys)
 
     def insert_export(self, tensors: Mapping[str, Any]) -> int:
         """
@@ -179,7 +199,7 @@ class KeyedTable(GradModeMixin):
                 also the result of ``numpy.load`` for an ``.npz`` file.
 
         Returns:
-            How many rows were inserted.
+            How many rows were inserted, on this rank if the table is split over ranks.
 
         Raises:
             ValueError: no keys, or keys without values.
@@ -210,7 +230,8 @@ class KeyedTable(GradModeMixin):
                 tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
             ]
             self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
-            inserted += len(keys)
+            here = self._here(keys.to(self._stored_weight().device))
+            inserted += len(keys) if here is None else int(here.sum())
         return inserted
 
     @torch.no_grad()
@@ -325,72 +346,6 @@ class KeyedTable(GradModeMixin):
         """Flush the rows of other tiers, before the optimizer forgets its history."""
         if self.cold is not None:
             self.cold.flush()
-
-    # ---- state_dict --------------------------------------------------------------------------------------------------
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        Return the state as :meth:`torch.nn.Module.state_dict` does, with copies of the rows in other tiers.
-
-        All of it is of one moment, even if another thread trains. The tensors of the first tier are the table's own,
-        and training changes them later: copy them, or use :meth:`save`.
-        """
-        with self._settled():
-            return super().state_dict(*args, **kwargs)
-
-    def get_extra_state(self) -> dict[str, int]:
-        """Return the state that is not in tensors, for ``state_dict()``."""
-        return {"global_step": self.global_step, "evicted": self._rows.evicted, "seen": self._rows.seen}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        """Take over the result of :meth:`get_extra_state`."""
-        self.global_step, self._rows.evicted = state["global_step"], state["evicted"]
-        self._rows.seen = seen_of(state)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if self.cold is not None:
-            for name, values in self.cold.state_dict().items():
-                destination[f"{prefix}cold.{name}"] = values
-        self._flush()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        weight = state_dict.get(f"{prefix}weight")
-        width = self.embedding_dim
-        if weight is not None and tuple(weight.shape[1:]) != (width,):
-            raise RuntimeError(  # raised here, so that rows and keys load together or not at all
-                f"EmbeddingVariable.load_state_dict: weight of {self.name!r} must be [rows, {width}], got "
-                f"{list(weight.shape)}"
-            )
-        filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
-        if weight is not None and filtered != (self.admission is not None):
-            has, wants = ("a filter", "none") if filtered else ("no filter", "one")
-            raise RuntimeError(
-                f"EmbeddingVariable.load_state_dict: the state_dict of {self.name!r} has {has}, the variable "
-                f"{wants}: the rows of their keys differ; use save() and restore()"
-            )
-        self._flush()
-        stored = self._stored_weight()
-        cold = {
-            name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
-            for name in list(state_dict)
-            if name.startswith(f"{prefix}cold.")
-        }
-        if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
-            self._store.resize(weight.shape[0])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._training.forget()
-        if weight is not None:
-            self._rows.note_saved(None)  # these rows have nothing to do with the last checkpoint
-        if self.cold is not None:
-            self.cold.clear()
-            if cold:
-                self.cold.put(Part.of_tensors(cold, stored.device))
-        elif cold and len(cold["keys"]):
-            raise RuntimeError(
-                f"EmbeddingVariable.load_state_dict: {len(cold['keys'])} rows are of other tiers, which this variable "
-                "does not have: use save() and restore()"
-            )
 
     def extra_repr(self) -> str:
         """Return the arguments that ``repr`` shows."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .gradients import keep_coalesced
-from .plan import Ids, Plan, joined
+from .plan import Ids, Plan, counts_of, joined
 
 
 @torch.compiler.disable(reason=WHY_UNTRACED)
@@ -205,13 +204,27 @@ class Collection(HasGradMode):
         if torch.compiler.is_compiling():
             return _look_up_growing_untraced(self, places, ids, lengths)
         assert lengths is not None
-        plan, weights, ids = rows_of_keys(self._plan(places), self._stored_weights(), self._growing, ids, lengths)
+        return self._look_up_growing(self._plan(places), range(len(self._configs)), self._growing, ids, lengths)
+
+    def _look_up_growing(
+        self,
+        plan: Plan,
+        tables: Sequence[int],
+        growing: Mapping[int, EmbeddingVariable],
+        ids: Ids,
+        lengths: Sequence[int],
+        occurrences: Tensor | None = None,
+    ) -> Tensor:
+        """Look up some tables, of which ``growing`` has those that grow by their numbers in ``plan``."""
+        stored = self._stored_weights()
+        weights = [stored[k] for k in tables]
+        plan, weights, ids = rows_of_keys(plan, weights, growing, ids, lengths, occurrences)
         with ExitStack() as stack:
             stack.enter_context(as_stored())
-            kinds = self._kinds(plan, weights, ids)  # before the tables are locked, as it may write them
-            for table in sorted(self._growing.values(), key=lambda table: table.lock_number()):
+            kinds = self._kinds(plan, weights, ids, tables)  # before the tables are locked, as it may write them
+            for table in sorted(growing.values(), key=lambda table: table.lock_number()):
                 stack.enter_context(table._lock.reading())
-            return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds)
+            return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds, tables)
 
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
         """Return the plan for the tables' present sizes: the same object for the same sizes."""
@@ -220,8 +233,19 @@ class Collection(HasGradMode):
             return sized  # its sizes are those of this batch: it is of no use to the next
         return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 
-    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
-        """Look up some tables, none of which grows; table k of ``plan`` is table ``tables[k]`` of the collection."""
+    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+        """
+        Look up some tables; table k of ``plan`` is table ``tables[k]`` of the collection.
+
+        Args:
+            plan: the lookups; no two have the same ids if tables grow.
+            tables: which.
+            ids: of the lookups.
+            occurrences: of ids without offsets in tables that grow, see :func:`rows_of_keys`.
+        """
+        growing = {k: self._growing[table] for k, table in enumerate(tables) if table in self._growing}
+        if growing:
+            return self._look_up_growing(plan, tables, growing, ids, counts_of(ids), occurrences)
         stored = self._stored_weights()
         weights = [stored[k] for k in tables]
         with as_stored():
@@ -352,13 +376,10 @@ def _can_be_fused(weight: Tensor) -> bool:
 
 def _ids_of_keys(ids: Ids) -> list[int]:
     """Return how many ids each feature has; on CUDA, to avoid waiting, an estimate: equally many in every bag."""
-    if ids.offsets is None:
-        return list(ids.bags)
-    ends = list(accumulate(ids.bags))
-    if ids.offsets.device.type != "cpu":
-        return [ids.indices.shape[0] * bags // max(ends[-1], 1) for bags in ids.bags]
-    bounds = [0, *ids.offsets[torch.tensor(ends)].tolist()]
-    return [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+    if ids.offsets is None or ids.offsets.device.type == "cpu":
+        return counts_of(ids)
+    bags = max(sum(ids.bags), 1)
+    return [ids.indices.shape[0] * its // bags for its in ids.bags]
 
 
 def _padding(config: Any) -> int:

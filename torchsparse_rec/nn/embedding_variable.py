@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,22 +10,24 @@ from torch import Tensor
 
 from .. import ops
 from .._reduction import SUM
+from .._torch import as_stored
 from ..tables.table import is_growing_stale, table_of
-from ..variable.arguments import check_trainable
+from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
-from ..variable.saving import checked, restore, save
 from ..variable.training_rows import TrainingRows
-from ._keyed_table import KeyedTable
+from ._keyed_checkpoints import KeyedCheckpoints
 from ._lookup import check_ids, look_up
 from ._read import TableSet, read
 from .auto import AutoChoice
 from .grad_mode import forward_untraced
-from .plan import Ids
+from .plan import Ids, Plan
 
 __all__ = ["EmbeddingVariable", "Export"]
 
+_CALL_INSTEAD = "the module that distributed.shard() has split"
 
-class EmbeddingVariable(KeyedTable):
+
+class EmbeddingVariable(KeyedCheckpoints):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -46,7 +47,9 @@ class EmbeddingVariable(KeyedTable):
             gets row ``key mod P``; or a function that fills a tensor in place. Default: as ``ev_option.init_option``
             says, or a truncated normal distribution of standard deviation 1, as in DeepRec.
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
-        target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``.
+        target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``. In a job of
+            ``torch.distributed`` it is the number of a rank, on whatever device, which :func:`distributed.shard` gives
+            the table; -1: that splits it by a hash of the key.
         capacity: the initial number of rows. Default 1024.
         seed: of random initializers. Default: derived from the name, so that tables of different names differ.
         device: of the table. Default: torch's default device, or the GPU if the first tier is HBM.
@@ -91,18 +94,29 @@ class EmbeddingVariable(KeyedTable):
         self._refuse_tracing()
         if input.is_nested:
             return _nested_like(input, self(input.values()))
-        ids = self._as_keys(input)
+        return self._look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of keys ``[N]``."""
+        check_whole(self._stored_weight(), "EmbeddingVariable", _CALL_INSTEAD)
+        return self._look_up_here(ids)
+
+    def _look_up_here(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
+        """Return the rows of keys ``[N]``, of which this process has all; see :meth:`rows_of`."""
         if self.training:
             with self._lock.writing():
-                rows = self.rows_of(ids)
+                rows = self.rows_of(ids, occurrences)
             kind = self._gradient_kind(self._stored_weight(), len(ids))  # which may write the table
             with self._lock.reading():
-                values = self._values(rows, kind)
-        elif torch.is_grad_enabled() and self._stored_weight().requires_grad:
-            values = self._values_of_present(ids)
-        else:
-            values = self.lookup(ids)
-        return values.reshape(*input.shape, self.embedding_dim)
+                return self._values(rows, kind)
+        if torch.is_grad_enabled() and self._stored_weight().requires_grad:
+            return self._values_of_present(ids)
+        return self._read_here(ids)
+
+    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+        """Look up keys of this rank, by a plan whose lookups have them one after the other."""
+        with as_stored():
+            return self._look_up_here(ids.indices.to(self.key_dtype), occurrences).reshape(-1)
 
     @torch.no_grad()
     def lookup(self, input: Tensor) -> Tensor:
@@ -122,23 +136,26 @@ class EmbeddingVariable(KeyedTable):
             tensor([[0.5000, 0.5000]])
         """
         check_ids("EmbeddingVariable.lookup", input)
+        check_whole(self._stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
         if input.is_nested:
             return _nested_like(input, self.lookup(input.values()))
-        ids = self._as_keys(input)
+        return self._read_here(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+
+    @torch.no_grad()
+    def _read_here(self, ids: Tensor) -> Tensor:
+        """Do as :meth:`lookup` with keys ``[N]``, of which this process has all."""
         if self._training.newcomers and not self._training.waits_for_a_step():
             with self._settled():
                 pass
         with self._lock.reading():
             weight = self._stored_weight()
             if self.cold is None and not table_of(weight).is_stale():
-                values = self._rows_of_storage(ids)
-            else:
-                rows = self.keys.find(ids)
-                plan = self._plan_of(SUM, weight.shape[0], weight.shape[1], -1, False)
-                values = read(plan, TableSet([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False))[0]
-                values = values.reshape(len(ids), self.embedding_dim)
-                values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
-        return values.reshape(*input.shape, self.embedding_dim)
+                return self._rows_of_storage(ids)
+            rows = self.keys.find(ids)
+            plan = self._plan_of(SUM, weight.shape[0], weight.shape[1], -1, False)
+            values = read(plan, TableSet([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False))[0]
+            values = values.reshape(len(ids), self.embedding_dim)
+            return torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
 
     def prefetch(self, input: Tensor) -> None:
         """
@@ -231,12 +248,19 @@ class EmbeddingVariable(KeyedTable):
     # ---- Rows in training, for collections too -----------------------------------------------------------------------
 
     @torch.no_grad()
-    def rows_of(self, ids: Tensor) -> Tensor:
+    def rows_of(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
         """
         Return the rows of ``weight`` that keys have in this training step, ``[N]`` int64; insert new keys.
 
         No other thread may read or write the table meanwhile.
+
+        Args:
+            ids: the keys, ``[N]``.
+            occurrences: ``[N]``, how often each is looked up, as which it is counted. Default: once.
         """
+        if occurrences is not None:  # filters and frequencies see each of them, as where it was looked up
+            rows = self.rows_of(ids.repeat_interleave(occurrences))
+            return rows[occurrences.cumsum(0) - occurrences]
         return self._begin_lookup(len(ids)).rows_of(ids)
 
     def takes_all(self) -> bool:
@@ -245,135 +269,10 @@ class EmbeddingVariable(KeyedTable):
 
     def _begin_lookup(self, count: int) -> TrainingRows:
         """Prepare a training lookup of ``count`` ids, and return what finds their rows."""
-        check_trainable(self, self.name)
+        check_trainable(self, self.name, self._stored_weight())
         self._store.tend(self)
         self._training.begin(count)
         return self._training
-
-    # ---- Checkpoints in folders --------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def save(
-        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
-    ) -> int:
-        """
-        Write a full checkpoint: all rows of all tiers, optimizer states, filters.
-
-        One rename at the end makes it the next numbered version under ``path``: whenever the process is killed, and
-        whatever fails, earlier versions stay whole. Evict options are applied first.
-
-        Args:
-            path: a folder for this variable alone.
-            keep: how many of the last restorable versions stay. Default: all.
-            on_phase: is called with the name of each phase.
-
-        Returns:
-            The version's number.
-
-        Raises:
-            ImportError: safetensors is missing (the extra ``checkpoint``).
-            OSError: the disk is full or fails; the error names the file.
-
-        Source: DeepRec's full checkpoints. The files are safetensors.
-
-        Example:
-            >>> import tempfile
-            >>> from torchsparse_rec.nn import EmbeddingVariable
-            >>> folder = tempfile.mkdtemp()
-            >>> table = EmbeddingVariable(2)
-            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
-            >>> table.save(folder)
-            1
-            >>> table.insert([8, 9], [[5.0, 6.0], [7.0, 8.0]])
-            >>> table.save_delta(folder)
-            2
-            >>> other = EmbeddingVariable(2)
-            >>> other.restore(folder)
-            >>> other.export().values
-            tensor([[1., 2.],
-                    [5., 6.],
-                    [7., 8.]])
-        """
-        with self._settled():
-            return save(self._rows, "full", path, keep, on_phase)
-
-    @torch.no_grad()
-    def save_delta(
-        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
-    ) -> int:
-        """
-        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
-
-        If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
-        changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
-        a full version may be written.
-
-        Args:
-            path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
-            keep: as of :meth:`save`.
-            on_phase: as of :meth:`save`.
-
-        Returns:
-            The version's number.
-
-        Raises:
-            ValueError: the last checkpoint is in another folder, there is none, or a state_dict has been loaded since.
-            OSError: the disk is full or fails; the error names the file.
-
-        Source: DeepRec's incremental checkpoints.
-
-        Example:
-            See :meth:`save`.
-        """
-        saved = self._rows.saved
-        if saved is None or saved[1] != os.path.abspath(path):
-            last = "there is none" if saved is None else f"the last one is in {saved[1]}"
-            raise ValueError(
-                f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
-            )
-        with self._settled():
-            return save(self._rows, "delta", path, keep, on_phase)
-
-    @torch.no_grad()
-    def restore(
-        self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        version: int | None = None,
-        shard: int = 0,
-        num_shards: int = 1,
-    ) -> None:
-        """
-        Restore the variable from a checkpoint, which may come from other tiers, another capacity or device.
-
-        The states of the optimizer that holds ``weight`` are restored too. So make the optimizer before; if it has
-        other parameters too, also load its state_dict before.
-
-        Args:
-            path: a folder of :meth:`save`; or several, of the shards of one table.
-            version: the checkpoint's number. Default: the newest.
-            shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
-            num_shards: default 1: all keys are restored.
-
-        Raises:
-            FileNotFoundError: there is no checkpoint.
-            OSError: a file cannot be read. If it disappears while rows are written, the rows read until then stay.
-            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype; or it is damaged, or not
-                what a variable writes, and the error names the file. The variable is unchanged then: everything is
-                read and checked first.
-
-        Example:
-            See :meth:`save`.
-        """
-        if not 0 <= shard < num_shards:
-            raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
-        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        if not paths:
-            raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
-        chains = checked(self._rows, paths, version)
-        with self._lock.writing():
-            self._training.forget()
-            restore(self._rows, chains, shard, num_shards)
 
     def _apply(self, fn: Any, recurse: bool = True):
         self._flush()

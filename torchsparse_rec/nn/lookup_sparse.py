@@ -14,6 +14,7 @@ from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
+from ..tables.part import Part
 from ..tables.table import table_if_any
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
@@ -22,7 +23,7 @@ from .grad_mode import GradModeMixin
 from .gradients import keep_coalesced
 from .plan import Ids, Plan
 
-__all__ = ["lookup_sparse"]
+__all__ = ["SparseTables", "ids_of", "lookup_sparse", "weight_of"]
 
 _MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN}
 
@@ -31,7 +32,9 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     """
     Look up several tables, each by sparse ids, and combine the rows of each example.
 
-    Tables whose gradients are alike are looked up in one pass, whatever their dims.
+    Tables whose gradients are alike are looked up in one pass, whatever their dims. Tables that
+    :func:`torchsparse_rec.distributed.shard` has split, each by itself, are looked up in one exchange, in which all
+    ranks take part.
 
     Args:
         params: a list of tables, each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
@@ -50,7 +53,8 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     Raises:
         IndexError: an id that a fixed table does not have.
         TypeError: params or indices of no known kind.
-        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids.
+        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids; some
+            tables are split over ranks, others are not.
 
     Source: ``sparse_operation_kit.lookup_sparse``; DeepRec's ``group_embedding_lookup_sparse``.
 
@@ -65,9 +69,22 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     if not isinstance(params, (list, tuple)):
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
+    for k, given in enumerate(params):
+        part = _part_of(given)
+        if part is not None:
+            if part.look_up is None:
+                raise ValueError(f"lookup_sparse: params[{k}] must be a whole table, got a part of {part.name!r}")
+            return part.look_up(params, indices, combiners, sp_weights)
+    ids, lengths = ids_of(params, indices, combiners, sp_weights)
+    tables = SparseTables(params, combiners)
+    return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
+
+
+def ids_of(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> tuple[Ids, list[int]]:
+    """Return the ids of all tables, with weights if some have any, and how many each table has."""
     _check_lengths(params, indices, combiners, sp_weights)
     x = as_keyed_jagged_tensor({str(k): ids for k, ids in enumerate(indices)}, owner="lookup_sparse: indices")
-    return _Lookup(params, combiners, x, _weights(x, sp_weights)).results()
+    return Ids(x.values(), x.offsets(), _weights(x, sp_weights), x.stride_per_key(), False), x.length_per_key()
 
 
 def _check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> None:
@@ -81,10 +98,6 @@ def _check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weigh
             raise ValueError(
                 f"lookup_sparse: {argument} must be a list of {len(params)}, one for each table, got {got}"
             )
-    for k, combiner in enumerate(combiners):
-        if combiner not in _MODES:
-            known = ", ".join(map(repr, _MODES))
-            raise ValueError(f"lookup_sparse: combiners[{k}] must be one of {known}, got {combiner!r}")
 
 
 def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor | None:
@@ -116,10 +129,20 @@ def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor |
     return torch.cat(parts)
 
 
-class _Lookup:
-    """The tables, the ids and the plan of one call of :func:`lookup_sparse`."""
+class SparseTables:
+    """
+    The tables of a call of :func:`lookup_sparse`, and its lookups of them.
 
-    def __init__(self, params: Sequence[Any], combiners: Sequence[str], x: KeyedJaggedTensor, weights: Tensor | None):
+    Args:
+        params: as of the function.
+        combiners: as of the function.
+    """
+
+    def __init__(self, params: Sequence[Any], combiners: Sequence[str]) -> None:
+        for k, combiner in enumerate(combiners):
+            if combiner not in _MODES:
+                known = ", ".join(map(repr, _MODES))
+                raise ValueError(f"lookup_sparse: combiners[{k}] must be one of {known}, got {combiner!r}")
         self.owners: list[Any] = []  # the module or parameter given for each table
         tables = []
         for k, given in enumerate(params):
@@ -128,7 +151,7 @@ class _Lookup:
                 place = len(self.owners)
                 self.owners.append(_checked(given, k))
             tables.append(place)
-        stored = [_weight_of(owner) for owner in self.owners]
+        stored = [weight_of(owner) for owner in self.owners]
         self.plan = Plan(
             tuple(tables),
             tuple(range(len(tables))),
@@ -137,64 +160,79 @@ class _Lookup:
             tuple(weight.shape[1] for weight in stored),
             tuple(_padding_of(owner) for owner in self.owners),
         )
-        self.ids = Ids(x.values(), x.offsets(), weights, x.stride_per_key(), False)
-        self.weights, self.lengths = stored, x.length_per_key()
 
-    def results(self) -> list[Tensor]:
-        """Return ``[B, D]`` for each lookup."""
-        growing = {k: owner for k, owner in enumerate(self.owners) if isinstance(owner, EmbeddingVariable)}
-        plan, weights, ids = self.plan, self.weights, self.ids
+    def look_up(
+        self, plan: Plan, tables: Sequence[int], ids: Ids, lengths: Sequence[int], occurrences: Tensor | None = None
+    ) -> list[Tensor]:
+        """
+        Look up some tables; return ``[B, D]`` for each lookup.
+
+        Args:
+            plan: the lookups; its table k is table ``tables[k]`` of all.
+            tables: which.
+            ids: of the lookups.
+            lengths: the number of ids of each feature.
+            occurrences: see :func:`rows_of_keys`.
+        """
+        owners = [self.owners[k] for k in tables]
+        weights = [weight_of(owner) for owner in owners]
+        growing = {k: owner for k, owner in enumerate(owners) if isinstance(owner, EmbeddingVariable)}
         if growing:
-            plan, weights, ids = rows_of_keys(plan, weights, growing, ids, self.lengths)
-        kinds = [self._kind(owner, weight) for owner, weight in zip(self.owners, weights, strict=True)]
+            plan, weights, ids = rows_of_keys(plan, weights, growing, ids, lengths, occurrences)
+        count = ids.indices.shape[0]
+        kinds = [_kind(owner, weight, count) for owner, weight in zip(owners, weights, strict=True)]
         with reading(variable._lock for variable in growing.values()):
-            return self._look_up(plan.of_sizes(weights), weights, ids, kinds)
+            return _look_up(owners, plan.of_sizes(weights), weights, ids, kinds)
 
-    def _look_up(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> list[Tensor]:
-        groups: dict[tuple, list[int]] = {}
-        for k, (owner, weight, kind) in enumerate(zip(self.owners, weights, kinds, strict=True)):
-            alone = (
-                isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
-            )
-            groups.setdefault((kind, weight.dtype, k if alone else -1), []).append(k)
-        results: dict[int, Tensor] = {}
-        for (kind, dtype, alone), tables in groups.items():
-            part = plan.part(tables)
-            its = ids
-            if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != dtype:
-                its = ids._replace(per_sample_weights=ids.per_sample_weights.to(dtype))
-            if alone >= 0:
-                made = self._look_up_alone(self.owners[alone], weights[alone], kind, part, its)
-            else:
-                if kind == "sparse":
-                    for k in tables:
-                        if weights[k].requires_grad:
-                            keep_coalesced(weights[k])
-                chosen = [weights[k] for k in tables]
-                made = lookup(chosen, *its[:3], *part.lists(its), kind == "sparse")[0]  # type: ignore[arg-type]
-            for number, piece in zip(plan.lookups_of(tables), made.split(part.sizes(its)), strict=True):
-                results[number] = piece.reshape(ids.bags[plan.keys[number]], -1)
-        return [results[number] for number in range(len(plan.tables))]
 
-    def _look_up_alone(self, owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
-        """Look up a table that only its module can read and update."""
-        pieces = []
-        for key, mode in zip(part.keys, part.modes, strict=True):
-            firsts = sum(ids.bags[:key])
-            assert ids.offsets is not None
-            offsets = ids.offsets[firsts : firsts + ids.bags[key] + 1]
-            begin, end = int(offsets[0]), int(offsets[-1])
-            weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end]
-            one = Ids(ids.indices[begin:end], offsets - begin, weights, (ids.bags[key],), True)
-            padding = None if part.padding[0] < 0 else part.padding[0]
-            with as_stored():
-                pieces.append(owner._look_up_otherwise(kind, weight, mode, padding, one).reshape(-1))
-        return torch.cat(pieces)
+def _look_up(owners: Sequence[Any], plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> list[Tensor]:
+    groups: dict[tuple, list[int]] = {}
+    for k, (owner, weight, kind) in enumerate(zip(owners, weights, kinds, strict=True)):
+        alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
+        groups.setdefault((kind, weight.dtype, k if alone else -1), []).append(k)
+    results: dict[int, Tensor] = {}
+    for (kind, dtype, alone), tables in groups.items():
+        part = plan.part(tables)
+        its = ids
+        if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != dtype:
+            its = ids._replace(per_sample_weights=ids.per_sample_weights.to(dtype))
+        if alone >= 0:
+            made = _look_up_alone(owners[alone], weights[alone], kind, part, its)
+        else:
+            if kind == "sparse":
+                for k in tables:
+                    if weights[k].requires_grad:
+                        keep_coalesced(weights[k])
+            chosen = [weights[k] for k in tables]
+            made = lookup(chosen, *its[:3], *part.lists(its), kind == "sparse")[0]  # type: ignore[arg-type]
+        for number, piece in zip(plan.lookups_of(tables), made.split(part.sizes(its)), strict=True):
+            results[number] = piece.reshape(ids.bags[plan.keys[number]], plan.dims[plan.tables[number]])
+    return [results[number] for number in range(len(plan.tables))]
 
-    def _kind(self, owner: Any, weight: Tensor) -> str:
-        if isinstance(owner, GradModeMixin):
-            return owner._gradient_kind(weight, self.ids.indices.shape[0])
-        return "sparse" if getattr(owner, "sparse", False) is True and weight.requires_grad else "dense"
+
+def _look_up_alone(owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
+    """Look up a table that only its module can read and update."""
+    if not owner.scale_grad_by_freq:
+        with as_stored():
+            return owner._look_up_by(part, kind, weight, ids)  # type: ignore[no-any-return]
+    pieces = []
+    for key, mode in zip(part.keys, part.modes, strict=True):
+        firsts = sum(ids.bags[:key])
+        assert ids.offsets is not None
+        offsets = ids.offsets[firsts : firsts + ids.bags[key] + 1]
+        begin, end = int(offsets[0]), int(offsets[-1])
+        weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end]
+        one = Ids(ids.indices[begin:end], offsets - begin, weights, (ids.bags[key],), True)
+        padding = None if part.padding[0] < 0 else part.padding[0]
+        with as_stored():
+            pieces.append(owner._look_up_otherwise(kind, weight, mode, padding, one).reshape(-1))
+    return torch.cat(pieces)
+
+
+def _kind(owner: Any, weight: Tensor, ids: int) -> str:
+    if isinstance(owner, GradModeMixin):
+        return owner._gradient_kind(weight, ids)
+    return "sparse" if getattr(owner, "sparse", False) is True and weight.requires_grad else "dense"
 
 
 def _checked(given: Any, k: int) -> Any:
@@ -202,10 +240,8 @@ def _checked(given: Any, k: int) -> Any:
     if isinstance(given, known):
         if getattr(given, "max_norm", None) is not None:
             raise ValueError(f"lookup_sparse: params[{k}].max_norm must be None, got {given.max_norm}")
-        _check_whole(_weight_of(given), k)
         return given
     if isinstance(given, Tensor) and given.dim() == 2 and given.is_floating_point():
-        _check_whole(given, k)
         return given
     got = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     raise TypeError(
@@ -214,16 +250,15 @@ def _checked(given: Any, k: int) -> Any:
     )
 
 
-def _check_whole(weight: Tensor, k: int) -> None:
-    table = table_if_any(weight)
-    if table is not None and table.part is not None:
-        raise ValueError(
-            f"lookup_sparse: params[{k}] must be a whole table, got {table.part.name!r}, which is split over ranks: "
-            "call its module, or put the tables into an EmbeddingBagCollection before shard()"
-        )
+def _part_of(given: Any) -> Part | None:
+    """Return what a table is a part of, or a copy, where ranks share it; None for all others."""
+    known = isinstance(given, (Tensor, EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag))
+    table = table_if_any(weight_of(given)) if known else None
+    return None if table is None else table.part
 
 
-def _weight_of(owner: Any) -> Parameter:
+def weight_of(owner: Any) -> Parameter:
+    """Return the parameter of a table that is given as a module, or by itself."""
     if isinstance(owner, Tensor):
         return owner  # type: ignore[return-value]
     return owner._stored_weight() if isinstance(owner, GradModeMixin) else owner.weight

@@ -33,6 +33,14 @@ class Ids(NamedTuple):
     side_by_side: bool
 
 
+def counts_of(ids: Ids) -> list[int]:
+    """Return how many ids each feature has. On CUDA it waits for the device if ids come in bags."""
+    if ids.offsets is None:
+        return list(ids.bags)
+    bounds = ids.offsets[torch.tensor([0, *accumulate(ids.bags)], device=ids.offsets.device)].tolist()
+    return [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+
+
 class Missed(NamedTuple):
     """All that brings stale rows up to date: the last arguments of the operators that read such rows."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,10 @@ class Part(NamedTuple):
     """Whether every rank has the whole table, with the same gradient: it is counted once."""
     name: str
     """The table's name, for errors."""
+    has: Callable[[Tensor], Tensor] | None = None
+    """Says which of some keys, ``[N]``, this rank has, ``[N]`` bool; None: the table does not grow."""
+    look_up: Callable[[Sequence[Any], Any, Any, Any], list[Tensor]] | None = None
+    """Does what ``nn.lookup_sparse`` is asked for, where this is among the tables; None: nothing does."""
 
 
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__module__

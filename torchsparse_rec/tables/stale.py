@@ -177,6 +177,8 @@ def _flush_among(arguments: Any) -> None:
         table = table_if_any(parameter)
         if table is None or table.rows is None:  # torch.utils.swap_tensors gave it this class
             mark_fresh(parameter)
+        elif table.growing is not None:  # it is the part of a table that grows: only its module knows its rows
+            continue
         elif table.rows.optimizer() is None:
             table.release()
         else:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._torch import is_in_ddp, is_in_fsdp
+from ..tables.table import split_part
 from .options import EmbeddingVariableOption
 
-__all__ = ["check_arguments", "check_range", "check_trainable", "given_keys", "given_numbers", "given_values"]
+__all__ = [
+    "check_arguments",
+    "check_range",
+    "check_trainable",
+    "check_whole",
+    "given_keys",
+    "given_numbers",
+    "given_values",
+    "is_in_job",
+]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -51,14 +63,39 @@ def check_arguments(
         raise TypeError(f"{owner}: ev_option must be an EmbeddingVariableOption, got {type(option).__name__}")
 
 
-def check_trainable(module: torch.nn.Module, name: str) -> None:
+def is_in_job() -> bool:
+    """Say whether this process is a rank of a job: of one that has begun, or as ``torchrun`` has started it."""
+    if dist.is_available() and dist.is_initialized():
+        return True
+    ranks = os.environ.get("WORLD_SIZE", "")
+    return ranks.isdecimal() and int(ranks) > 1 and "LOCAL_RANK" in os.environ
+
+
+def check_whole(weight: Tensor, method: str, instead: str) -> None:
+    """
+    Raise ``RuntimeError`` if a variable is split over ranks: a method would take this rank's keys for all.
+
+    Args:
+        weight: of the variable.
+        method: its name.
+        instead: what to call.
+    """
+    part = split_part(weight)
+    if part is not None:
+        raise RuntimeError(
+            f"{method}: table {part.name!r} is split over ranks, of which this one has its own keys alone: call "
+            f"{instead}, on all ranks"
+        )
+
+
+def check_trainable(module: torch.nn.Module, name: str, weight: Tensor) -> None:
     """Raise ``RuntimeError`` where a variable cannot be trained, for what it is wrapped in."""
     if getattr(module, "_is_replica", False):
         raise RuntimeError(
             f"EmbeddingVariable {name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
             "would be lost: use one process for each device"
         )
-    if is_in_ddp():
+    if is_in_ddp() and split_part(weight) is None:  # of a part, its module has checked that it is left out
         raise RuntimeError(
             f"EmbeddingVariable {name!r}: a table that grows cannot be in a DistributedDataParallel, whose "
             "processes would give the same row to different keys: leave it out of the wrapped module"

@@ -131,6 +131,10 @@ class TableRows:
         if capacity != keys.capacity:
             self.store.grow(capacity)
 
+    def share_capacity(self, ranks: int) -> None:
+        """Have an equal share of the capacity, rounded up: other ranks have the other keys."""
+        self._most = None if self._most is None else -(-self._most // ranks)
+
     def keep_capacity(self, coming: Tensor | None = None) -> None:
         """
         Evict keys beyond the capacity, of all tiers together: the same keys as from a table in memory alone.
@@ -146,7 +150,7 @@ class TableRows:
             return
         if len(self) + count <= most:
             return
-        entries = self._all_entries()
+        entries = self.all_entries()
         if coming is not None:
             entries = entries[~torch.isin(entries[:, 0], coming)]
         over = len(entries) + count - most
@@ -158,7 +162,7 @@ class TableRows:
         """Evict keys beyond the capacity after a checkpoint is restored; rows of the last step are not protected."""
         over = 0 if self._most is None else len(self) - self._most
         if over > 0:
-            entries = self._all_entries()
+            entries = self.all_entries()
             self.erase(entries[~self._staying(entries, over), 0])
 
     def _staying(self, entries: Tensor, over: int) -> Tensor:
@@ -177,7 +181,7 @@ class TableRows:
             )
         return order.coldest(min(order.rows, max(wanted, capacity // _SHARE)))
 
-    def _all_entries(self) -> Tensor:
+    def all_entries(self) -> Tensor:
         """Return the entries of all tiers, ``[N, 2]``."""
         entries = self.store.keys.entries[self.store.keys.rows()]
         return entries if self.cold is None else torch.cat([entries, self.cold.entries().to(entries.device)])

@@ -1,0 +1,37 @@
+"""Lookups in tables that grow and are split by a hash of the key: which rank has a key, and what it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..nn.plan import Ids
+from ..ops.route import route_keys
+from ._rows import Asked, Rows
+
+__all__ = ["Keys", "is_of_rank"]
+
+
+def is_of_rank(keys: Tensor, rank: int, ranks: int) -> Tensor:
+    """Say which of some keys, ``[N]``, a rank has, ``[N]`` bool."""
+    _, _, counts, places = route_keys(keys, [0, len(keys)], ranks, distinct=False)
+    end = int(counts[: rank + 1].sum())
+    return (places >= end - int(counts[rank].sum())) & (places < end)
+
+
+class Keys(Rows):
+    """
+    Tables that grow, of one dim and dtype, whose keys are split over ranks.
+
+    A key travels once, with how often it occurs: the rank that has it counts all of them, as one process does, before
+    it finds or makes rows.
+    """
+
+    grows = True
+
+    def ask(self, ids: Ids, places: Sequence[int]) -> Asked:
+        """Say which keys this rank wants; see :class:`Rows`. All keys are legal."""
+        ids, _, starts = self._own_ids(ids, places)
+        keys, occurrences, counts, where = route_keys(ids.indices.long(), starts, self.ranks, self._merge)
+        return Asked([keys, occurrences] if self._merge else [keys], counts, ids, where)

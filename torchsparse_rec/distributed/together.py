@@ -1,0 +1,130 @@
+"""``nn.lookup_sparse`` of tables that are split over ranks: one exchange for all of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import as_stored
+from ..nn.grad_mode import GradModeMixin
+from ..nn.lookup_sparse import SparseTables, ids_of, weight_of
+from ..nn.plan import Ids, Plan, counts_of
+from ..tables.table import table_if_any
+from .ranks import Call
+from .shards import NO_GRAPH, Shards
+
+__all__ = ["look_up_together", "note_single"]
+
+# The modules that shard() has split, each with one table, by the id of its parameter, which lives as long.
+_modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def note_single(module: Any) -> None:
+    """Note a module with one table, which is split over ranks, for calls that are given its parameter."""
+    _modules[id(module._stored_weight())] = module
+
+
+@torch.compiler.disable(reason=NO_GRAPH)
+def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> list[Tensor]:
+    """
+    Do what ``nn.lookup_sparse`` does, of tables that are split over ranks. All ranks call it with the same tables.
+
+    Args:
+        params: of which at least one is split.
+        indices: as of the function.
+        combiners: as of the function.
+        sp_weights: as of the function.
+
+    Raises:
+        ValueError: a table is whole, of a collection, or was split by another call of ``shard``; and the errors of the
+            function, of whichever rank.
+    """
+    known = [_modules.get(id(weight_of(given))) for given in params if isinstance(given, (Tensor, torch.nn.Module))]
+    teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
+    first = teller._shards
+    with first.told(teller.training, None):
+        modules = [_module_of(given, k) for k, given in enumerate(params)]
+        for k, module in enumerate(modules):
+            if module._shards.ranks is not first.ranks:
+                raise ValueError(
+                    f"lookup_sparse: params[{k}] must have been split by the call of shard() that has split the "
+                    "others: look it up in a call of its own"
+                )
+        key = tuple(map(id, params)), tuple(combiners)
+        if key not in first.together:
+            tables = SparseTables(params, combiners)
+            names = [f"{module._shards.name} ({combiner})" for module, combiner in zip(modules, combiners, strict=True)]
+            name = f"lookup_sparse of {', '.join(names)}"
+            # Its header may be longer than those so far: all ranks must be here.
+            call = Call(name, "first lookup", "train" if teller.training else "eval")
+            first.ranks.headers(call, torch.zeros(first.ranks.count, 0, dtype=torch.int64))
+            first.together[key] = _Together(name, tables, [_module_of(owner, 0) for owner in tables.owners])
+    found = first.together[key]
+    with found.shards.told(found.training, None):
+        ids, _ = ids_of(params, indices, combiners, sp_weights)
+        return found.look_up(ids)  # type: ignore[no-any-return]
+
+
+def _module_of(given: Any, k: int) -> Any:
+    """Return the module of a table that is split by itself."""
+    weight = weight_of(given)
+    table = table_if_any(weight)
+    if table is None or table.part is None:
+        raise ValueError(
+            f"lookup_sparse: params[{k}] must be split over ranks, as others of params are, got a whole table: look it "
+            "up in a call of its own"
+        )
+    module = _modules.get(id(weight))
+    if module is None:
+        raise ValueError(
+            f"lookup_sparse: params[{k}] must be a table that shard() has split by itself, got {table.part.name!r} of "
+            "a collection: call the collection"
+        )
+    return module
+
+
+class _Together:
+    """
+    Tables that are looked up together: of a module, what :class:`Shards` asks for.
+
+    Args:
+        name: of the lookup, for errors.
+        tables: the tables and lookups.
+        modules: of each table.
+    """
+
+    def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:
+        self._tables, self._modules = tables, modules
+        shards = [module._shards for module in modules]
+        whole = tuple(each.tables[0].rows or 1 for each in shards)
+        self._whole = tables.plan._replace(num_embeddings=whole)
+        self._features = [f"params[{k}]" for k in range(len(tables.plan.keys))]
+        its = [replace(each.tables[0], module=self, pooling="sum") for each in shards]
+        plans, one = [each.plans[0] for each in shards], shards[0]
+        self.shards = Shards(name, its, plans, one.merge, one.wire_dtype, one.ranks)
+
+    @property
+    def training(self) -> bool:
+        """Whether one of the modules trains."""
+        return any(module.training for module in self._modules)
+
+    def look_up(self, ids: Ids) -> list[Tensor]:
+        """Return ``[B, D]`` for each lookup."""
+        result = self.shards.look_up(self, range(len(ids.bags)), ids)
+        parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
+        return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
+
+    def _check_fused(self) -> None:
+        for owner in self._tables.owners:
+            if isinstance(owner, GradModeMixin):
+                owner._check_fused()
+
+    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+        with as_stored():
+            found = self._tables.look_up(plan, tables, ids, counts_of(ids), occurrences)
+        return torch.cat([each.reshape(-1) for each in found])
