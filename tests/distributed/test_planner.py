@@ -268,6 +268,17 @@ def test_a_table_that_must_be_whole_finds_room_before_those_that_need_not() -> N
     assert max(planned.bytes) <= memory and isinstance(plans(planned)["whole"], TableWise)
 
 
+def test_full_ranks_split_their_tables_for_those_of_others() -> None:
+    # Two ranks in eight have all the work, and of memory no more than their table takes.
+    uses = [used("a", 50_000, hotness=10), used("b", 49_999, hotness=10)]
+    planned = choose(uses, 8, uses[0].bytes(), GLOO)
+    assert set(plans(planned).values()) == {RowWise()}
+    # Unless one of them must not be split.
+    memory = int(1.001 * uses[0].bytes())
+    planned = choose(uses, 8, memory, GLOO, {"a": TableWise(0)})
+    assert plans(planned) == {"a": TableWise(0), "b": TableWise(1)} and max(planned.bytes) <= memory
+
+
 @pytest.mark.parametrize("given", ["row_wise", "table_wise", "data_parallel", None])
 def test_nothing_fits(given: str | None) -> None:
     uses = [used("users", 10**6), used("days", 7)]

@@ -226,18 +226,26 @@ class _State:
         else:
             self.put(use, option.on(int(self.bytes.argmin())), why)
 
-    def fit(self) -> None:
-        """Split tables by rows, the largest of the fullest rank first, until every rank has room for what it has."""
-        whole = self._splittable(Option.most_bytes)
+    def fit(self) -> list[tuple[Use, Option, str]]:
+        """
+        Split tables by rows, the largest of the fullest rank first, until every rank has room for what it has.
+
+        Returns:
+            What was chosen for them before.
+        """
+        before: list[tuple[Use, Option, str]] = []
+        whole = self._splittable(Option.most_bytes) if self.bytes.max() > self.memory else []
         while self.bytes.max() > self.memory:
             rank = int(self.bytes.argmax())
             queue = whole[rank] or whole[-1]
             if not queue:
-                return
-            use = self.chosen[queue.pop()][0]
+                break
+            before.append(self.chosen[queue.pop()])
+            use = before[-1][0]
             rows = self.by_rows(use)
             assert rows is not None
             self.put(use, rows, f"rank {rank} has no room for all of it")
+        return before
 
     def balance(self) -> None:
         """Split tables by rows, the largest of the slowest rank first, as far as that makes the step shorter."""
@@ -253,14 +261,20 @@ class _State:
             if rows.slowest() >= before.slowest():
                 continue
             self.put(use, rows, f"rank {rank} had more to do than others")
+            # Ranks that are full have no room for their part of it, unless tables of theirs are split too.
+            changed = [(use, before, why), *self.fit()]
             if self.bytes.max() > self.memory:
-                self.put(use, before, why)
+                self._put_back(changed)
                 continue
-            undo.append((use, before, why))
+            undo += changed
             if self.seconds.max() < best:
                 best = self.seconds.max()
                 undo.clear()
-        for each in reversed(undo):
+        self._put_back(undo)
+
+    def _put_back(self, before: Sequence[tuple[Use, Option, str]]) -> None:
+        """Choose what was chosen before, the last first."""
+        for each in reversed(before):
             self.put(*each)
 
     def _splittable(self, size: Callable[[Option], float]) -> list[list[str]]:
