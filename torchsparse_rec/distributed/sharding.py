@@ -65,9 +65,9 @@ def shard(
         module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingVariable`,
             :class:`EmbeddingBagCollection` and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or
             itself, becomes a sharded one. Other modules, those of subclasses too, stay as they are. It is the same on
-            all ranks. Of a table on ``meta`` each
-            rank draws the rows of its own part, on the mesh's device, so that none ever holds a whole one: from rank
-            0's generator, the same whatever the number of ranks and the plan. Such a table gets a new parameter.
+            all ranks. Of a table on ``meta`` each rank draws the rows of its own part, on the mesh's device, so that
+            none ever holds a whole one: from rank 0's generator, the same whatever the number of ranks and the plan.
+            Such a table gets a new parameter.
         mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
         plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
             ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to

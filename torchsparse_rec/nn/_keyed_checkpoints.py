@@ -15,8 +15,8 @@ from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
 
-_SAVE_INSTEAD = "torchsparse_rec.distributed.save(folder, module, optimizer)"
-_LOAD_INSTEAD = "torchsparse_rec.distributed.load(folder, module, optimizer)"
+_SAVE_INSTEAD = "export(), whose rows each rank keeps"
+_LOAD_INSTEAD = "insert() with the rows that all ranks exported"
 
 
 class KeyedCheckpoints(KeyedTable):
