@@ -30,6 +30,13 @@ class Checkpoint:
         """Say whether to write after a step, after a record of it or not, the last one or not."""
         return recorded
 
+    def exists(self) -> bool:
+        """Say whether there is a checkpoint. Raise ``ValueError`` if there is one that ranks have written."""
+        ranks = self.path.with_suffix("")
+        if ranks.is_dir() and not self.path.exists():
+            raise ValueError(f"{ranks} is a checkpoint of ranks: go on under torchrun, or choose another folder")
+        return self.path.exists()
+
     def write(self, content: dict[str, Any], train_on: Step) -> None:
         """Write the content with the network's and the optimizers' state. Raise ``OSError`` if it cannot be written."""
         content = {"format": self.form, "device": train_on.device.type, **content, "network": train_on.state()}

@@ -45,7 +45,8 @@ class Clicks(Metrics):
         train_on.model.eval()
         for batch in source.held_out():
             classes.update((batch.labels > 0.5).unique().tolist())
-            logits, labels = train_on.logits(batch), batch.labels.to(train_on.device)
+            labels = batch.labels.to(train_on.device)
+            logits = train_on.job.joined(train_on.logits(train_on.job.part(batch)), batch.size)
             # torchmetrics takes a batch for logits only where one lies outside [0, 1], so they become probabilities.
             auc.update(logits.sigmoid(), labels.int())
             log_loss.update(nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none"))

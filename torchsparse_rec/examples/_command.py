@@ -24,6 +24,8 @@ def check_writable(folder: Path) -> None:
 
 def check_unfinished(trainer: Trainer, path: Path, epochs: int, steps: int | None = None) -> None:
     """Raise ``ValueError`` if a trainer that goes on from a checkpoint has as many epochs or steps already."""
+    if trainer.train_on.job.is_restart:  # of ranks that were killed after their last step
+        return
     for name, done, wanted in (("epochs", trainer.epoch, epochs), ("steps", trainer.step, steps)):
         if wanted is not None and done >= wanted:
             raise ValueError(f"{path} has {done} {name} already: --{name} must be larger, got {wanted}")
@@ -43,11 +45,13 @@ def ending(parser: argparse.ArgumentParser, *unusable: type[Exception]) -> Itera
 def train(trainer: Trainer, epochs: int, steps: int | None = None, every: int | None = None) -> None:
     """Train as :meth:`Trainer.run` does, and print each record."""
     for record in trainer.run(epochs, steps, every):
-        print(record.line(epochs), flush=True)
+        trainer.train_on.job.print(record.line(epochs))
 
 
 def finish(trainer: Trainer, title: str, folder: Path | None) -> None:
-    """Draw the curves into ``folder``, say where they and the checkpoint are, and print the run's last line."""
+    """Draw the curves into ``folder``, say where they and the checkpoint are, and print the run's last line, once."""
+    if not trainer.train_on.job.is_first:
+        return
     if folder is not None:
         picture, written = folder / "curves.png", "none" if trainer.checkpoint is None else trainer.checkpoint.path
         try:

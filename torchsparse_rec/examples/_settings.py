@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
@@ -45,7 +46,9 @@ def positive_float(text: str) -> float:
 
 
 def device(text: str) -> torch.device:
-    """Parse the name of a device: ``cpu`` or ``cuda``, and one that this machine has."""
+    """Parse the name of a device: ``cpu`` or ``cuda``, and one that this machine has; under torchrun, this rank's."""
+    if text == "cuda" and "LOCAL_RANK" in os.environ:
+        text = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         chosen = torch.device(text)
         torch.empty(0, device=chosen)

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+
+from ._job import ALONE, Job
 
 
 class Batch(Protocol):
@@ -21,6 +23,9 @@ class Batch(Protocol):
     def size(self) -> int:
         """The number of examples."""
 
+    def rows(self, begin: int, end: int) -> Any:
+        """Return the batch of the examples from ``begin`` up to, without, ``end``."""
+
 
 B = TypeVar("B", bound=Batch)
 
@@ -32,29 +37,30 @@ class Step(ABC, Generic[B]):
     Args:
         model: the network.
         optimizers: hold all of its parameters.
+        job: of which this process is a rank; it has split the network's tables. Default: there is one process.
     """
 
-    def __init__(self, model: Any, *optimizers: Optimizer) -> None:
-        self.model, self.optimizers = model, optimizers
+    def __init__(self, model: Any, *optimizers: Optimizer, job: Job = ALONE) -> None:
+        self.model, self.optimizers, self.job = model, optimizers, job
         self.device: torch.device = next(model.parameters()).device
-        self._loss = nn.BCEWithLogitsLoss()
 
     @abstractmethod
     def logits(self, batch: B) -> Tensor:
-        """Return the logits ``[B]`` of a batch."""
+        """Return the logits ``[B]`` of a batch, or of this rank's part of it, where all ranks do so."""
 
     def prefetch(self, batch: B) -> None:
         """Begin to read what a coming batch needs."""
 
     def __call__(self, batch: B) -> Tensor:
-        """Train on one batch; return its mean loss, a scalar without a graph, without waiting for it."""
+        """Train on this rank's part of a batch; return the batch's mean loss, without a graph and without waiting."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self._loss(self.logits(batch), batch.labels.to(self.device))
+        loss = self.job.loss(self.logits(batch), batch.labels.to(self.device))
         loss.backward()
+        self.job.average(self.model)
         for optimizer in self.optimizers:
             optimizer.step()
-        return loss.detach()
+        return self.job.mean(loss)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -61,10 +61,10 @@ class Trainer(Generic[B]):
         self._restart_clock()
         while not self.is_over(epochs, steps):
             step = self.step
-            for batch, following in _with_next(self._batches()):
+            for (batch, size), following in _with_next(self._batches()):
                 if following is not None:
-                    self.train_on.prefetch(following)
-                self.interval.add(self.train_on(batch), batch.size)
+                    self.train_on.prefetch(following[0])
+                self.interval.add(self.train_on(batch), size)
                 self.batch, self.step = self.batch + 1, self.step + 1
                 if following is None:
                     self.epoch, self.batch = self.epoch + 1, 0
@@ -89,10 +89,14 @@ class Trainer(Generic[B]):
         if not self.interval:
             self.interval = Interval()
 
-    def _batches(self) -> Iterator[B]:
-        batches: Iterable[B] = self.source.batches(self.batch)
+    def _batches(self) -> Iterator[tuple[B, int]]:
+        """Yield this rank's part of each batch, and the whole batch's size."""
+        job = self.train_on.job
+        batches: Iterable[tuple[B, int]] = ((job.part(each), each.size) for each in self.source.batches(self.batch))
         if self.train_on.device.type != "cpu":
             batches = DeviceLoader(batches, self.train_on.device)
+        if not job.is_first:
+            return iter(batches)
         return iter(progress(batches, f"epoch {self.epoch + 1}", self.source.epoch_length(), self.batch))
 
     def _record(self) -> Record:

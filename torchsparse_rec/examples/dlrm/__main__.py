@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import torch
 
 from ..._extras import extra_module
-from .. import _command
+from .. import _command, _job
+from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
 from .._command import check_writable, ending
+from .._job import Job
 from .._settings import device, positive_int
 from .._trainer import Trainer
 from .checkpoints import Checkpoints
@@ -49,35 +50,42 @@ def make_parser() -> argparse.ArgumentParser:
     add("--evaluate-every", type=positive_int, metavar="STEPS", help="steps between metrics within an epoch")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
     add("--threads", type=positive_int, help="threads of torch, default its own choice")
+    _job.add_flag(parser)
     return parser
 
 
-def make_placement(arguments: argparse.Namespace) -> Placement:
+def make_placement(arguments: argparse.Namespace, job: Job) -> Placement:
     """Return where the rows of dynamic tables are."""
     values = {field.name: getattr(arguments, field.name) for field in fields(Placement)}
     found = {name: value for name, value in values.items() if value is not None}
     if "SSD" in found.get("tiers", "") and "ssd_path" not in found:
         found["ssd_path"] = arguments.checkpoint / "ssd"
+    if "ssd_path" in found:
+        found["ssd_path"] = job.own(found["ssd_path"])
     return Placement(**found)
 
 
-def start(arguments: argparse.Namespace) -> Trainer[Batch]:
+def start(arguments: argparse.Namespace, job: Job) -> Trainer[Batch]:
     """Return a new trainer, or one that goes on from the checkpoint."""
-    checkpoints, content, path = None, None, None
+    checkpoints: Checkpoint | None = None
+    content, path = None, None
     if arguments.checkpoint is not None:
         check_writable(arguments.checkpoint)
-        checkpoints = Checkpoints(arguments.checkpoint, arguments.save_every, arguments.delta_every)
+        checkpoints = job.checkpoint(Checkpoints(arguments.checkpoint, arguments.save_every, arguments.delta_every))
+        if checkpoints is None:
+            raise ValueError("--checkpoint is of one process: it does not go with torchrun")
         path = checkpoints.path
-        content = checkpoints.read() if path.exists() else None
+        content = checkpoints.read() if checkpoints.exists() else None
     settings = Settings.of(Settings.given(arguments), content, path)
     check_fit(arguments, settings)
     if checkpoints is not None and settings.tables == "dynamic":
         # At the start, and not after an hour's training.
         extra_module("safetensors.torch", "checkpoint", "--checkpoint of dynamic tables")
-    trainer = make_trainer(settings, make_placement(arguments), arguments.device, checkpoints, arguments.data)
+    place = make_placement(arguments, job)
+    trainer = make_trainer(settings, place, job.device, checkpoints, arguments.data, job)
     if content is not None and checkpoints is not None:
         trainer.resume(content, checkpoints)
-        if trainer.is_over(arguments.epochs, arguments.steps):
+        if trainer.is_over(arguments.epochs, arguments.steps) and not job.is_restart:
             raise ValueError(
                 f"{path} has {trainer.epoch} epochs and {trainer.step} steps already: --epochs or --steps "
                 "must be larger, or --checkpoint another folder"
@@ -142,15 +150,15 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(arguments.threads)
     with ending(parser, ValueError, OSError, ImportError):
         torchmetrics()
-        trainer = start(arguments)
-    print(describe(trainer), flush=True)
+        job = _job.begin(arguments)
+        trainer = start(arguments, job)
+    job.print(describe(trainer))
     with ending(parser, ValueError, OSError):  # a file that is damaged further in, or a disk that is full
         _command.train(trainer, arguments.epochs, arguments.steps, arguments.evaluate_every)
-        for line in statistics(trainer.train_on.model.bags):
-            print(line)
+        job.print(*statistics(trainer.train_on.model.bags, job))
         _command.finish(trainer, f"DLRM, {trainer.settings.tables} tables", arguments.checkpoint)
-    return 0
+    return job.end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _job.run(main)

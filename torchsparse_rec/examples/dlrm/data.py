@@ -41,6 +41,10 @@ class Batch(NamedTuple):
         """The number of examples."""
         return self.labels.shape[0]
 
+    def rows(self, begin: int, end: int) -> Batch:
+        """Return the batch of the examples from ``begin`` up to, without, ``end``."""
+        return Batch(self.labels[begin:end], self.numbers[begin:end], self.ids[:, begin:end])
+
 
 # ---- Generated -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from torch import Tensor
 import torchsparse_rec
 
 from ...data.criteo import CATEGORIES
+from .._job import ALONE, Job
 from .._step import Step
 from .data import Batch
 from .model import DLRM
@@ -32,14 +33,21 @@ class TorchStep(Step[Batch]):
         settings: the run's settings.
         placement: where the rows are.
         device: where the network is, default the CPU.
+        job: over whose ranks the tables are split.
     """
 
-    def __init__(self, settings: Settings, placement: Placement, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, settings: Settings, placement: Placement, device: torch.device | str = "cpu", job: Job = ALONE
+    ) -> None:
         model, make = make_model(settings, placement, device), torchsparse_rec.optim.Adagrad
-        # There are two optimizers because dynamic tables have checkpoints of their own.
-        self.of_tables = make(model.bags.parameters(), lr=settings.lr, in_backward=True)
-        self.of_layers = make(model.layers.parameters(), lr=settings.lr)
-        super().__init__(model, self.of_tables, self.of_layers)
+        job.split(model)
+        if job.is_alone:
+            # There are two optimizers because dynamic tables have checkpoints of their own.
+            self.of_tables = make(model.bags.parameters(), lr=settings.lr, in_backward=True)
+            self.of_layers = make(model.layers.parameters(), lr=settings.lr)
+            super().__init__(model, self.of_tables, self.of_layers, job=job)
+        else:
+            super().__init__(model, make(model.parameters(), lr=settings.lr, in_backward=True), job=job)
         self.settings = settings
         self._cold = list(variables(model.bags).values()) if "_" in placement.tiers else []
         self._offsets = torch.zeros(1, dtype=torch.int64)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import initializers, nn, ops, variable
 from ...data.criteo import CATEGORIES
+from .._job import ALONE, Job
 from .settings import Settings
 
 # The rows for which a dynamic table has room at first. It grows.
@@ -76,9 +77,9 @@ def variables(bags: nn.EmbeddingBagCollection) -> dict[str, nn.EmbeddingVariable
     return {name: table for name, table in found if isinstance(table, nn.EmbeddingVariable)}
 
 
-def statistics(bags: nn.EmbeddingBagCollection) -> list[str]:
+def statistics(bags: nn.EmbeddingBagCollection, job: Job = ALONE) -> list[str]:
     """Return the lines of a report on each dynamic table and their sums; no lines where no table is dynamic."""
-    rows = {name: _figures(table.stats()) for name, table in variables(bags).items()}
+    rows = {name: job.sums(_figures(table.stats())) for name, table in variables(bags).items()}
     if not rows:
         return []
     rows["all"] = {heading: sum(row[heading] for row in rows.values()) for heading in _HEADINGS}

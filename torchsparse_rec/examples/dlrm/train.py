@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from .._checkpoints import Checkpoint
 from .._clicks import Clicks
+from .._job import ALONE, Job
 from .._trainer import Trainer
-from .checkpoints import Checkpoints
 from .data import Batch
 from .settings import Settings
 from .sources import make_source
@@ -21,8 +22,10 @@ def make_trainer(
     settings: Settings,
     placement: Placement,
     device: torch.device | str = "cpu",
-    checkpoints: Checkpoints | None = None,
+    checkpoints: Checkpoint | None = None,
     paths: Sequence[Path] | None = None,
+    job: Job = ALONE,
 ) -> Trainer[Batch]:
     """Return a trainer of the network at its first weights, on the files' examples or generated ones."""
-    return Trainer(settings, make_source(settings, paths), TorchStep(settings, placement, device), Clicks, checkpoints)
+    step = TorchStep(settings, placement, device, job)
+    return Trainer(settings, make_source(settings, paths), step, Clicks, checkpoints)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
 
-from .. import _command
+from .. import _command, _job
 from .._checkpoints import Checkpoint
 from .._command import check_unfinished, check_writable, ending
+from .._job import Job
 from .._settings import device, positive_int
 from .._trainer import Trainer
 from . import data
@@ -42,18 +42,20 @@ def make_parser() -> argparse.ArgumentParser:
     add("--output-dir", type=Path, help=f"folder for checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
     add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint, bit for bit")
     add("--compare", choices=["tensorflow"], help="train the same network in TensorFlow too, and print both")
+    _job.add_flag(parser)
     return parser
 
 
-def start(arguments: argparse.Namespace, interactions: data.Interactions, output: Path) -> Trainer[Batch]:
-    """Return a new trainer, or one that goes on from --resume."""
-    saved = None if arguments.resume is None else Checkpoint(arguments.resume, FORM)
+def start(arguments: argparse.Namespace, interactions: data.Interactions, output: Path, job: Job) -> Trainer[Batch]:
+    """Return a new trainer, or one that goes on from --resume, or from where the ranks of a job have come."""
+    checkpoint = job.checkpoint(Checkpoint(output / "checkpoint.pt", FORM))
+    saved = job.resumed(None if arguments.resume is None else Checkpoint(arguments.resume, FORM), checkpoint)
     content = None if saved is None else saved.read()
-    settings = Settings.of(Settings.given(arguments), content, arguments.resume)
-    trainer = make_trainer(settings, interactions, arguments.device, Checkpoint(output / "checkpoint.pt", FORM))
+    settings = Settings.of(Settings.given(arguments), content, None if saved is None else saved.path)
+    trainer = make_trainer(settings, interactions, job.device, checkpoint, job)
     if saved is not None and content is not None:
         trainer.resume(content, saved)
-        check_unfinished(trainer, arguments.resume, arguments.epochs)
+        check_unfinished(trainer, saved.path, arguments.epochs)
     return trainer
 
 
@@ -74,13 +76,16 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--compare trains anew: it does not go with --resume")
     if arguments.compare and arguments.device.type != "cpu":
         parser.error(f"--compare runs on the CPU, got --device {arguments.device}")
+    if arguments.compare and _job.is_under_torchrun():
+        parser.error("--compare runs in one process: it does not go with torchrun")
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
     with ending(parser, ValueError, OSError):
+        job = _job.begin(arguments)
         if not arguments.compare:
             check_writable(output)
-        interactions, where = data.load(arguments.dataset, arguments.data_dir)
-        trainer = None if arguments.compare else start(arguments, interactions, output)
-    print(
+        interactions, where = job.from_first(lambda: data.load(arguments.dataset, arguments.data_dir))
+        trainer = None if arguments.compare else start(arguments, interactions, output, job)
+    job.print(
         f"data: {where}: {interactions.num_users:,} users, {interactions.num_items:,} items, "
         f"{len(interactions.users):,} interactions"
     )
@@ -92,8 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     with ending(parser, OSError):  # a disk that is full
         _command.train(trainer, arguments.epochs)
         _command.finish(trainer, f"NeuMF on {interactions.name}, grad_mode={trainer.settings.grad_mode}", output)
-    return 0
+    return job.end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _job.run(main)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _records
+from .._job import ALONE, Job
 from .._records import Record
 from .model import NeuMF
 from .sampling import PairSet, Split
@@ -30,7 +31,7 @@ class Metrics(_records.Metrics):
     @classmethod
     def of(cls, train_on: Any, source: Any) -> Metrics:
         """Return the metrics of a step's network by the evaluator of its samples."""
-        return source.evaluator(train_on.network())
+        return source.evaluator(train_on.network(), train_on.job)
 
     def __str__(self) -> str:
         """Return the metrics against sampled items."""
@@ -113,30 +114,32 @@ class Evaluator:
         self._num_items = split.num_items
 
     @torch.no_grad()
-    def __call__(self, model: NeuMF) -> Metrics:
-        """Return the metrics of ``model``, without training it."""
-        sampled = self._sampled_ranks(model)
-        full = self._full_ranks(model)
+    def __call__(self, model: NeuMF, job: Job = ALONE) -> Metrics:
+        """Return the metrics of ``model``, without training it; each rank of a job ranks its part of the items."""
+        sampled = self._sampled_ranks(model, job)
+        full = self._full_ranks(model, job)
         return Metrics(hit_rate(sampled), ndcg(sampled), hit_rate(full), ndcg(full))
 
-    def _sampled_ranks(self, model: NeuMF) -> Tensor:
+    def _sampled_ranks(self, model: NeuMF, job: Job) -> Tensor:
         items = torch.cat([self._items.unsqueeze(1), self._candidates], dim=1)
         found = []
-        size = max(1, _PAIRS // items.shape[1])
-        for users, block in zip(self._users.split(size), items.split(size), strict=True):
+        size = max(1, _PAIRS // items.shape[1]) * job.ranks
+        for all_users, all_items in zip(self._users.split(size), items.split(size), strict=True):
+            users, block = job.part(all_users), job.part(all_items)
             scores = model(users.repeat_interleave(block.shape[1]), block.flatten()).view(block.shape)
-            found.append(ranks(scores[:, 0], scores[:, 1:]))
+            found.append(job.joined(ranks(scores[:, 0], scores[:, 1:]), len(all_users)))
         return torch.cat(found)
 
-    def _full_ranks(self, model: NeuMF) -> Tensor:
+    def _full_ranks(self, model: NeuMF, job: Job) -> Tensor:
         found = []
-        size = max(1, _PAIRS // self._num_items)
-        for users, items in zip(self._users.split(size), self._items.split(size), strict=True):
+        size = max(1, _PAIRS // self._num_items) * job.ranks
+        for all_users, all_items in zip(self._users.split(size), self._items.split(size), strict=True):
+            users, items = job.part(all_users), job.part(all_items)
             scores = model.score_all(users)
             held_out = scores.gather(1, items.long().unsqueeze(1)).squeeze(1)
             # A training item, or the held-out item itself, is no competitor: it scores minus infinity, below every
             # number.
             scores.masked_fill_(self._trained.row_mask(users), -torch.inf)
             scores.scatter_(1, items.long().unsqueeze(1), -torch.inf)
-            found.append(ranks(held_out, scores))
+            found.append(job.joined(ranks(held_out, scores), len(all_users)))
         return torch.cat(found)

@@ -54,7 +54,7 @@ class NeuMF(nn.Module):
             raise ValueError(f"factors must be at least 1, got {factors}")
         if len(layers) < 2 or min(layers) < 1 or layers[0] % 2:
             raise ValueError(f"layers must be two or more positive widths, the first one even, got {list(layers)}")
-        self.factors = factors
+        self.factors, self.num_items = factors, num_items
         self.mlp_width = layers[0] // 2
         self.user_table = make_table(num_users, factors + self.mlp_width)
         self.item_table = make_table(num_items, factors + self.mlp_width)
@@ -96,7 +96,8 @@ class NeuMF(nn.Module):
         The first layer is linear in user and item, so each half is computed once per user and once per item.
         """
         gmf_user, mlp_user = self.user_table(users).split([self.factors, self.mlp_width], dim=1)
-        gmf_item, mlp_item = self.item_table.weight.split([self.factors, self.mlp_width], dim=1)
+        items = self.item_table(torch.arange(self.num_items, device=users.device))  # of all ranks, if they share it
+        gmf_item, mlp_item = items.split([self.factors, self.mlp_width], dim=1)
         (first, *later), head = self.linears(), self.output.weight[0]
         for_user = mlp_user @ first.weight[:, : self.mlp_width].T + first.bias  # [U, layers[1]]
         for_item = mlp_item @ first.weight[:, self.mlp_width :].T  # [num_items, layers[1]]

@@ -114,6 +114,10 @@ class Batch(NamedTuple):
         """The number of samples."""
         return self.labels.shape[0]
 
+    def rows(self, begin: int, end: int) -> Batch:
+        """Return the batch of the samples from ``begin`` up to, without, ``end``."""
+        return Batch(self.users[begin:end], self.items[begin:end], self.labels[begin:end])
+
     def split(self, size: int) -> list[Batch]:
         """Return consecutive slices of ``size`` samples; the last may be shorter."""
         return list(map(Batch, self.users.split(size), self.items.split(size), self.labels.split(size)))

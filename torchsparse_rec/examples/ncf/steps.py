@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 import torchsparse_rec
 
+from .._job import ALONE, Job
 from .._step import Step
 from .model import NeuMF, table_factory
 from .sampling import Batch
@@ -56,6 +57,7 @@ def build_step(
     settings: Settings,
     device: torch.device | str = "cpu",
     keras_rule: bool = False,
+    job: Job = ALONE,
 ) -> Any:
     """
     Return a training step of NeuMF. All kinds with the same seed start from the same weights.
@@ -67,6 +69,7 @@ def build_step(
         settings: of network, optimizer and seed.
         device: of the PyTorch kinds.
         keras_rule: whether Adam has Keras's place of eps.
+        job: over whose ranks the tables of ``ours`` are split.
 
     Returns:
         A :class:`TorchStep`, or a ``TensorflowStep`` of the same methods.
@@ -91,5 +94,5 @@ def build_step(
         from .tensorflow_step import TensorflowStep
 
         return TensorflowStep(model, settings.optimizer, lr)
-    model.to(device)
-    return TorchStep(model, make_optimizer(model, settings.optimizer, lr, kind == "ours", keras_rule))
+    job.split(model.to(device))
+    return TorchStep(model, make_optimizer(model, settings.optimizer, lr, kind == "ours", keras_rule), job=job)

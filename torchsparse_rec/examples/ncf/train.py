@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._checkpoints import Checkpoint
+from .._job import ALONE, Job
 from .._sources import Source
 from .._trainer import Trainer
 from .data import Interactions
@@ -59,9 +60,10 @@ def make_trainer(
     interactions: Interactions,
     device: torch.device | str = "cpu",
     checkpoint: Checkpoint | None = None,
+    job: Job = ALONE,
 ) -> Trainer[Batch]:
     """Return a trainer of our network at its first weights."""
     samples = Samples(settings, interactions, device)
-    step = build_step("ours", samples.split.num_users, samples.split.num_items, settings, device)
+    step = build_step("ours", samples.split.num_users, samples.split.num_items, settings, device, job=job)
     assert isinstance(step, TorchStep)
     return Trainer(settings, samples, step, Metrics, checkpoint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 
 from ...data import DataError
 from ...data.criteo import CATEGORIES
-from .. import _command
+from .. import _command, _job
 from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
 from .._command import check_unfinished, check_writable, ending
+from .._job import Job
 from .._settings import device, positive_float, positive_int
 from .._trainer import Trainer
 from . import data
@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--no-checkpoint", action="store_true", help="write no checkpoint, which is as large as the tables")
     add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint, bit for bit")
     add("--compare", choices=["tensorflow"], help=f"train --steps in TensorFlow too, default {COMPARED_STEPS}")
+    _job.add_flag(parser)
     return parser
 
 
@@ -69,17 +70,19 @@ def given_settings(arguments: argparse.Namespace, saved: Mapping[str, Any] | Non
     return found
 
 
-def start(arguments: argparse.Namespace, output: Path) -> Trainer[Batch]:
-    """Return a new trainer, or one that goes on from --resume."""
-    saved = None if arguments.resume is None else Checkpoint(arguments.resume, FORM)
+def start(arguments: argparse.Namespace, output: Path, job: Job) -> Trainer[Batch]:
+    """Return a new trainer, or one that goes on from --resume, or from where the ranks of a job have come."""
+    checkpoint = None if arguments.no_checkpoint else job.checkpoint(Checkpoint(output / "checkpoint.pt", FORM))
+    saved = job.resumed(None if arguments.resume is None else Checkpoint(arguments.resume, FORM), checkpoint)
     content = None if saved is None else saved.read()
     given = given_settings(arguments, content and content["settings"])
-    settings = Settings.of(given, content, arguments.resume)
-    checkpoint = None if arguments.no_checkpoint else Checkpoint(output / "checkpoint.pt", FORM)
-    trainer = make_trainer(settings, arguments.device, checkpoint, arguments.criteo, arguments.prebatched)
+    settings = Settings.of(given, content, None if saved is None else saved.path)
+    if arguments.prebatched is not None:  # the first rank writes it, where it is not there
+        job.from_first(lambda: bool(make_source(settings, prebatched=arguments.prebatched)))
+    trainer = make_trainer(settings, job.device, checkpoint, arguments.criteo, arguments.prebatched, job)
     if saved is not None and content is not None:
         trainer.resume(content, saved)
-        check_unfinished(trainer, arguments.resume, epochs_of(arguments), arguments.steps)
+        check_unfinished(trainer, saved.path, epochs_of(arguments), arguments.steps)
     return trainer
 
 
@@ -111,6 +114,8 @@ def refusal(arguments: argparse.Namespace) -> str | None:
         return "argument --table-gb: not allowed with argument --rows"
     if arguments.compare is None:
         return None
+    if _job.is_under_torchrun():
+        return "--compare runs in one process: it does not go with torchrun"
     if arguments.resume is not None or arguments.criteo is not None:
         return "--compare trains anew, on generated examples: it does not go with --resume or --criteo"
     if arguments.device.type != "cpu":
@@ -139,15 +144,16 @@ def main(argv: list[str] | None = None) -> int:
                 raise ImportError("--compare tensorflow needs TensorFlow: pip install 'torchsparse-rec[tensorflow]'")
             return compare(arguments)
         torchmetrics()
+        job = _job.begin(arguments)
         check_writable(output)
-        trainer = start(arguments, output)
-    print(describe(trainer))
+        trainer = start(arguments, output, job)
+    job.print(describe(trainer))
     with ending(parser, DataError, OSError):  # a file that is damaged further in, or a disk that is full
         _command.train(trainer, epochs_of(arguments), arguments.steps, arguments.evaluate_every)
         data_set = "Criteo" if arguments.criteo else f"{trainer.settings.columns} columns"
         _command.finish(trainer, f"Wide & Deep, {data_set}", output)
-    return 0
+    return job.end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _job.run(main)

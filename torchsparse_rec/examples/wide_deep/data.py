@@ -35,6 +35,13 @@ class Batch(NamedTuple):
         """The number of examples."""
         return self.labels.shape[0]
 
+    def rows(self, begin: int, end: int) -> Batch:
+        """Return the batch of the examples from ``begin`` up to, without, ``end``."""
+        columns = self.columns
+        if isinstance(columns, Mapping):
+            return Batch(self.labels[begin:end], {name: column[begin:end] for name, column in columns.items()})
+        return Batch(self.labels[begin:end], columns.slice(begin, end - begin))
+
 
 @dataclass(frozen=True)
 class Generator(_generated.Generator[Batch]):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import torchsparse_rec
 
+from .._job import ALONE, Job
 from .._step import Step
 from .columns import Columns
 from .data import Batch
@@ -47,10 +48,12 @@ class TorchStep(Step[Batch]):
         model: the network.
         optimizer: the name of one of OPTIMIZERS; it gets all parameters.
         lr: its learning rate.
+        job: over whose ranks the tables are split.
     """
 
-    def __init__(self, columns: Columns, model: WideDeep, optimizer: str, lr: float) -> None:
-        super().__init__(model, OPTIMIZERS[optimizer](model.parameters(), lr=lr, in_backward=True))
+    def __init__(self, columns: Columns, model: WideDeep, optimizer: str, lr: float, job: Job = ALONE) -> None:
+        job.split(model)
+        super().__init__(model, OPTIMIZERS[optimizer](model.parameters(), lr=lr, in_backward=True), job=job)
         self.transform = columns.transform.to(self.device)
 
     def logits(self, batch: Batch) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from .._checkpoints import Checkpoint
 from .._clicks import Clicks
+from .._job import ALONE, Job
 from .._trainer import Trainer
 from . import columns as features
 from .data import Batch
@@ -29,9 +30,10 @@ def make_trainer(
     checkpoint: Checkpoint | None = None,
     criteo: Path | None = None,
     prebatched: Path | None = None,
+    job: Job = ALONE,
 ) -> Trainer[Batch]:
     """Return a trainer of the network at its first weights, on Criteo's examples or generated ones."""
     source, columns = make_source(settings, criteo, prebatched), make_columns(settings, criteo)
     model = make_model(columns, settings.mlp, settings.grad_mode, settings.seed, device)
-    step = TorchStep(columns, model, settings.optimizer, settings.learning_rate())
+    step = TorchStep(columns, model, settings.optimizer, settings.learning_rate(), job)
     return Trainer(settings, source, step, Clicks, checkpoint)

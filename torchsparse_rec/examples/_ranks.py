@@ -1,0 +1,159 @@
+"""A job of several ranks: tables are split over them, dense layers copied, each trains on its part of every batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from .. import distributed
+from ..distributed.agreed import agreed
+from ..tables.table import table_if_any
+from ._checkpoints import Checkpoint
+from ._job import Job, leave
+
+T = TypeVar("T")
+
+
+def begin(device: torch.device, plan: str) -> Ranks:
+    """Let the ranks that torchrun has started meet, and return their job; see :class:`Ranks`."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(device, plan)
+
+
+def _is_of_table(parameter: nn.Parameter) -> bool:
+    table = table_if_any(parameter)
+    return table is not None and table.part is not None
+
+
+class Ranks(Job):
+    """
+    The job of all ranks that have met.
+
+    Args:
+        device: of this rank's network.
+        plan: where tables are.
+    """
+
+    def __init__(self, device: torch.device, plan: str) -> None:
+        super().__init__(device)
+        self.rank, self.ranks, self._plan = dist.get_rank(), dist.get_world_size(), plan
+        self._group = dist.group.WORLD
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process, which torchrun has not started."""
+        return False
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether torchrun has started the ranks anew, after one of them ended."""
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+    def end(self) -> NoReturn:
+        """End the process, when no rank needs another any more."""
+        dist.barrier()
+        leave(0)
+
+    # ---- The network -------------------------------------------------------------------------------------------------
+
+    def split(self, network: nn.Module) -> None:
+        """Split a network's tables over the ranks, in place, and print how much each rank has."""
+        distributed.shard(network, init_device_mesh(self.device.type, (self.ranks,)), self._plan)
+        self.print(str(distributed.plan_of(network)).splitlines()[-1])
+
+    def average(self, network: nn.Module) -> None:
+        """
+        Average the gradients of a network's dense layers over ranks, as its tables' are.
+
+        Sums of more than two ranks depend on a gradient's place in the message. ``DistributedDataParallel`` changes
+        places after its first step, so that a run that goes on from a checkpoint would have other bits than one that
+        was not interrupted.
+        """
+        gradients = [parameter.grad for parameter in network.parameters() if not _is_of_table(parameter)]
+        message = torch.cat([gradient.reshape(-1) for gradient in gradients if gradient is not None])
+        dist.all_reduce(message)
+        message /= self.ranks
+        for gradient in gradients:
+            if gradient is not None:
+                part, message = message.tensor_split([gradient.numel()])
+                gradient.copy_(part.view_as(gradient))
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss whose mean over ranks is that of all ranks' examples."""
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return distributed.global_mean(losses)
+
+    def mean(self, loss: Tensor) -> Tensor:
+        """Return the mean over ranks, without a graph."""
+        loss = loss.detach().clone()
+        dist.all_reduce(loss)
+        return loss / self.ranks
+
+    # ---- The data ----------------------------------------------------------------------------------------------------
+
+    def from_first(self, get: Callable[[], T]) -> T:
+        """Return what the first rank gets, or raise its error, on all."""
+        found: list[Any] = [None]
+        error = None
+        if self.is_first:
+            try:
+                found = [get()]
+            except Exception as raised:
+                error = raised
+        agreed(self._group, None, error)
+        dist.broadcast_object_list(found, src=0)
+        return found[0]  # type: ignore[no-any-return]
+
+    def _ends(self, size: int) -> list[int]:
+        """Return where each rank's part of so many examples begins, and where the last one ends."""
+        return [size * rank // self.ranks for rank in range(self.ranks + 1)]
+
+    def part(self, batch: Any) -> Any:
+        """Return this rank's part of a batch, or of the rows of a tensor: as many as another has, or one more."""
+        ends = self._ends(len(batch) if isinstance(batch, Tensor) else batch.size)
+        begin, end = ends[self.rank : self.rank + 2]
+        return batch[begin:end] if isinstance(batch, Tensor) else batch.rows(begin, end)
+
+    def joined(self, part: Tensor, size: int) -> Tensor:
+        """Return all ranks' parts of what has ``size`` rows, in order."""
+        ends = self._ends(size)
+        sizes = [end - begin for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+        sent = part.new_zeros(max(sizes), *part.shape[1:])
+        sent[: len(part)] = part
+        came = [torch.empty_like(sent) for _ in sizes]
+        dist.all_gather(came, sent)
+        return torch.cat([x[:size] for x, size in zip(came, sizes, strict=True)])
+
+    def sums(self, numbers: dict[str, int]) -> dict[str, int]:
+        """Return the sum over ranks of each number."""
+        total = torch.tensor(list(numbers.values()), dtype=torch.int64, device=self.device)
+        dist.all_reduce(total)
+        return dict(zip(numbers, total.tolist(), strict=True))
+
+    # ---- Checkpoints -------------------------------------------------------------------------------------------------
+
+    def own(self, folder: Path) -> Path:
+        """Return a folder for this rank alone."""
+        return folder / f"rank-{self.rank}"
+
+    def checkpoint(self, alone: Checkpoint) -> Checkpoint | None:
+        """Return None: ranks write no checkpoint."""
+        return None
+
+    def resumed(self, given: Checkpoint | None, own: Checkpoint | None) -> Checkpoint | None:
+        """Return the ranks' own checkpoint, if they have written one."""
+        if given is not None:
+            raise ValueError(
+                f"--resume {given.path} is of one process: under torchrun a run goes on by itself from what is in its "
+                "--output-dir"
+            )
+        return own if own is not None and own.exists() else None
