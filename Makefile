@@ -3,7 +3,7 @@
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if torch has CUDA and nvcc is found)
 # VERBOSE=1                  print the compiler's commands, not only the names of the files
-# ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest;
+# ARGS="..."                 more arguments for ncf, wide-deep, dlrm, distributed, test, test-full and bench; for gpu, of its pytest;
 #                            for mutate, which faults: python, cpu, cuda; for clients, parts of names (default all)
 # OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
@@ -38,7 +38,7 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep dlrm test test-full clients tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format \
+.PHONY: help ncf wide-deep dlrm distributed test test-full clients tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format \
   bench docs gpu prebuilt test-torch requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -47,6 +47,7 @@ help:
 	@echo "make ncf        train NCF on MovieLens and print HR@10 and NDCG@10"
 	@echo "make wide-deep  train Wide & Deep on generated examples and print AUC and log loss"
 	@echo "make dlrm       train DLRM on generated examples of Criteo's shape and print AUC and log loss"
+	@echo "make distributed train DLRM so on two processes, over which its tables are split"
 	@echo "make test       run the tests"
 	@echo "make test-full  run them all, also those too long for every day, and make sanitize"
 	@echo "make clients    try what other programs make of our tables, and write docs/clients.md"
@@ -71,6 +72,10 @@ wide-deep: $(BUILT) $(VENV)/.examples
 
 dlrm: $(BUILT) $(VENV)/.examples
 	$(BIN)/python -m torchsparse_rec.examples.dlrm $(ARGS)
+
+distributed: $(BUILT) $(VENV)/.examples
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/torchrun --standalone --nproc-per-node 2 -m torchsparse_rec.examples.dlrm \
+	  --samples 131072 --held-out 16384 --max-cardinality 100000 $(ARGS)
 
 # What is daily, and all of what has been touched.
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow

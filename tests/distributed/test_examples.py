@@ -37,17 +37,17 @@ def trainer_of(example: str, job: Job) -> Any:
     return dlrm_trainer(settings, Placement(), job.device, job=job)
 
 
-def figures_of(example: str, job: Job) -> tuple[list[list[float]], list[str]]:
+def figures_of(example: str, job: Job) -> tuple[list[list[float]], list[list[str]]]:
     """Train two epochs; return losses and metrics of each record, and the statistics of tables that grow."""
     trainer = trainer_of(example, job)
     records = list(trainer.run(2, every=3))
     found = [[record.epoch, record.step, record.loss, *vars(record.metrics).values()] for record in records]
     bags = getattr(trainer.train_on.model, "bags", None)
     lines = [] if bags is None else statistics(bags, job)
-    return found, [line.rpartition("  ")[0] for line in lines]  # bytes depend on the ranks
+    return found, [line.split()[:-1] for line in lines]  # bytes depend on the ranks
 
 
-def over_ranks(example: str, plan: str, device: str) -> tuple[list[list[float]], list[str]]:
+def over_ranks(example: str, plan: str, device: str) -> tuple[list[list[float]], list[list[str]]]:
     from torchsparse_rec.examples._ranks import Ranks
 
     name = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device

@@ -17,6 +17,7 @@ from ..distributed.agreed import agreed
 from ..tables.table import table_if_any
 from ._checkpoints import Checkpoint
 from ._job import Job, leave
+from ._meeting import meet
 
 T = TypeVar("T")
 
@@ -25,7 +26,9 @@ def begin(device: torch.device, plan: str) -> Ranks:
     """Let the ranks that torchrun has started meet, and return their job; see :class:`Ranks`."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=meet(store, rank, ranks), rank=rank, world_size=ranks)
     return Ranks(device, plan)
 
 
@@ -47,6 +50,9 @@ class Ranks(Job):
         super().__init__(device)
         self.rank, self.ranks, self._plan = dist.get_rank(), dist.get_world_size(), plan
         self._group = dist.group.WORLD
+        # An agent that has come later has restarted no rank.
+        restarts = agreed(self._group, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
+        self._is_restart = max(restarts) > 0
 
     @property
     def is_alone(self) -> bool:
@@ -55,8 +61,8 @@ class Ranks(Job):
 
     @property
     def is_restart(self) -> bool:
-        """Whether torchrun has started the ranks anew, after one of them ended."""
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+        """Whether torchrun has started ranks anew, after one of them ended."""
+        return self._is_restart
 
     def end(self) -> NoReturn:
         """End the process, when no rank needs another any more."""
