@@ -370,3 +370,40 @@ def test_killed_at_any_moment_there_is_a_whole_version(pool_of, tmp_path, phase:
         same(saved, digest(model, optimizer))
     assert distributed.save(folder, model, optimizer) in (2, 3)  # what was left is swept away
     assert not list(Path(folder).glob(".*.partial"))
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def peak() -> int:
+    """Return the most memory that this process has had, in KiB."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def megabytes(folder: str, rows: int) -> list[float]:
+    """Make a table of 64 columns, step, save and load it; return by how much this rank's memory peaks until each."""
+    config = nn.EmbeddingBagConfig(num_embeddings=rows, embedding_dim=64, name="t", feature_names=["f"])
+    model = nn.EmbeddingBagCollection([config], device="meta", grad_mode="fused")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak()
+    distributed.shard(model, plan="row_wise")
+    optimizer = optim.Adagrad(model.parameters(), lr=0.1, in_backward=True)
+    model({"f": torch.arange(8)}).values().sum().backward()
+    optimizer.step()
+    found = [(peak() - before) / 1024]
+    distributed.save(folder, model, optimizer)
+    found.append((peak() - before) / 1024)
+    distributed.load(folder, model, optimizer)
+    return [*found, (peak() - before) / 1024]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot begin anew here")
+def test_no_rank_holds_a_whole_table_or_its_part_twice(pool_of, tmp_path) -> None:
+    small, large = (pool_of(4).run(megabytes, str(tmp_path / str(rows)), rows) for rows in (2**10, 2**20))
+    table_and_states = 2 * 2**20 * 64 * 4 / 2**20
+    for a, b in zip(small, large, strict=True):
+        more = [x - y for x, y in zip(b, a, strict=True)]
+        assert max(more) < table_and_states / 4 + 48, more  # whatever the table's size, a few files are read at a time

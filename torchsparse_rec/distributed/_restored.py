@@ -178,15 +178,22 @@ class Restored:
 
     def _write_fixed(self, key: str, its: FixedTable) -> None:
         table_of(its.table.weight).release()
+        optimizer = self._contents.optimizer
+        there = {} if optimizer is None else optimizer.state.get(its.table.weight, {})
         its.states.clear()
         for state, (dtype, dims) in self.metadata["tables"][key]["states"].items():
             weight = its.parts()[""]
-            if state and (self._contents.optimizer is None or not weight.numel()):
+            if state and (optimizer is None or not weight.numel()):
                 continue
             x = weight
             if state:
                 shape = weight.shape if dims == 2 else weight.shape[:1]
-                x = its.states[state] = torch.zeros(shape, dtype=getattr(torch, dtype), device=weight.device)
+                now = there.get(state)
+                if isinstance(now, Tensor) and now.shape == shape and dtype_name(now) == dtype:
+                    x = now  # no state is in memory twice
+                else:
+                    x = torch.zeros(shape, dtype=getattr(torch, dtype), device=weight.device)
+                its.states[state] = x
             kept = its.kept_of(x)
             for path, shard, box, common in self._of_fixed(key, state, kept.box):
                 values = self._chain.read_shard(path, shard)["values"].view(box.shape)
