@@ -212,7 +212,12 @@ def load(
     in earlier.
 
     Example:
-        See :func:`save`.
+        >>> import tempfile
+        >>> from torchsparse_rec import nn
+        >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
+        >>> number = save(folder, table, extra={"step": 7})
+        >>> load(folder, table)
+        {'step': 7}
     """
     contents, error, number, restored = Contents(module, optimizer), None, None, None
     group, store = contents.group, CheckpointStore(folder)
