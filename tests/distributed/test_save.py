@@ -406,4 +406,4 @@ def test_no_rank_holds_a_whole_table_or_its_part_twice(pool_of, tmp_path) -> Non
     table_and_states = 2 * 2**20 * 64 * 4 / 2**20
     for a, b in zip(small, large, strict=True):
         more = [x - y for x, y in zip(b, a, strict=True)]
-        assert max(more) < table_and_states / 4 + 48, more  # whatever the table's size, a few files are read at a time
+        assert max(more) < table_and_states / 4 + 80, more  # of any table, some rows are drawn and read at a time

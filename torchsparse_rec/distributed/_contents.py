@@ -22,6 +22,7 @@ from ..tables.part import part_state
 from ..tables.table import table_of
 from .boxes import Kept
 from .plan import Replicated, TablePlan, TableWise
+from .ranks import Call
 from .sharded import SHARDED, Sharded
 from .tables import Table, tables_of
 
@@ -88,23 +89,34 @@ class Contents:
     Args:
         module: of the model; of a ``DistributedDataParallel`` the module in it.
         optimizer: that holds parameters of it, if any.
+        what: ``"save"`` or ``"load"``, which all ranks are about to do.
 
     Raises:
-        ValueError: a parameter of the optimizer is not the module's; a tensor that no rank has whole; a state that is
-            no tensor and that JSON cannot hold.
+        ValueError: tables are split over different ranks.
+        RuntimeError: ranks call different things.
     """
 
-    def __init__(self, module: Module, optimizer: Optimizer | None) -> None:
+    def __init__(self, module: Module, optimizer: Optimizer | None, what: str) -> None:
         self.module = module.module if isinstance(module, DistributedDataParallel) else module
         self.optimizer = optimizer
         sharded = [child for child in self.module.modules() if isinstance(child, Sharded)]
         its = sharded[0]._shards.ranks if sharded else None
+        for child in sharded:
+            of_child, wanted = (dist.get_process_group_ranks(x._shards.ranks.group) for x in (child, sharded[0]))
+            if of_child != wanted:
+                raise ValueError(
+                    f"{what}: all tables must be split over the same ranks, {wanted}, got {of_child} of "
+                    f"{child._shards.name}: take a folder for each"
+                )
         alone = its is None and not dist.is_initialized()
         self.group: Any = None if alone else dist.group.WORLD if its is None else its.group
         self.rank, self.ranks = (0, 1) if alone else (dist.get_rank(self.group), dist.get_world_size(self.group))
         self.fixed: dict[str, FixedTable] = {}
         self.growing: dict[str, GrowingTable] = {}
         self._find_tables()
+        if its is not None:
+            call = Call(sharded[0]._shards.name, what, "train" if self.module.training else "eval")
+            its.headers(call, torch.zeros(self.ranks, 0, dtype=torch.int64))
 
     def _find_tables(self) -> None:
         children = list(self.module.named_modules())
@@ -154,6 +166,10 @@ class Contents:
 
         Returns:
             ``"said"``: what the manifest has, and ``"tensors"`` by name.
+
+        Raises:
+            ValueError: a parameter of the optimizer is not the module's; a tensor that no rank has whole; a state that
+                is no tensor and that JSON cannot hold.
         """
         tensors: dict[str, Tensor] = {}
         objects: dict[str, Any] = {}
@@ -204,11 +220,11 @@ class Contents:
         for group in state_dict["param_groups"]:
             options = {what: x.item() if isinstance(x, Tensor) else x for what, x in group.items() if what != "params"}
             groups.append({"options": as_json("an option of the optimizer", options)})
-        for group, its_names in zip(groups, self._names_by_group(), strict=True):
+        for group, its_names in zip(groups, self.names_by_group(), strict=True):
             group["names"] = its_names
         return {"class": type(self.optimizer).__name__, "groups": groups, "numbers": numbers}
 
-    def _names_by_group(self) -> list[list[str]]:
+    def names_by_group(self) -> list[list[str]]:
         assert self.optimizer is not None
         result = []
         for group in self.optimizer.param_groups:
@@ -222,7 +238,7 @@ class Contents:
         return result
 
     def _states_by_name(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for names, group in zip(self._names_by_group(), state_dict["param_groups"], strict=True):
+        for names, group in zip(self.names_by_group(), state_dict["param_groups"], strict=True):
             for name, number in zip(names, group["params"], strict=True):
                 yield name, state_dict["state"].get(number, {})
 
@@ -243,7 +259,7 @@ class Contents:
         now = self.optimizer.state_dict()
         state: dict[int, dict[str, Any]] = {}
         groups = []
-        for names, group, saved in zip(self._names_by_group(), now["param_groups"], said["groups"], strict=True):
+        for names, group, saved in zip(self.names_by_group(), now["param_groups"], said["groups"], strict=True):
             options = {what: _like(group.get(what), x) for what, x in saved["options"].items()}
             groups.append({**options, "params": group["params"]})
             for name, number in zip(names, group["params"], strict=True):

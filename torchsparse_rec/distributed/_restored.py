@@ -76,17 +76,17 @@ class Restored:
 
     # ---- Checks ------------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Read all that this rank needs; raise ``ValueError`` if it does not suit or is damaged."""
+    def check(self) -> Iterator[None]:
+        """Read all that this rank needs, a shard at a step; raise ``ValueError`` if it does not suit or is damaged."""
         contents, metadata = self._contents, self.metadata
         _check_names("tables", metadata["tables"].keys(), contents.fixed.keys())
         _check_names("tables that grow", metadata["variables"].keys(), contents.growing.keys())
         self._check_optimizer()
         self._check_rest()
         for key, its in contents.fixed.items():
-            self._check_fixed(key, its)
+            yield from self._check_fixed(key, its)
         for key, growing in contents.growing.items():
-            self._check_growing(key, growing)
+            yield from self._check_growing(key, growing)
 
     def _check_optimizer(self) -> None:
         optimizer, saved = self._contents.optimizer, self.metadata["optimizer"]
@@ -98,7 +98,7 @@ class Restored:
             raise ValueError(
                 f"load: optimizer must be a {saved['class']}, as in the checkpoint, got a {type(optimizer).__name__}"
             )
-        groups, now = [group["names"] for group in saved["groups"]], self._contents._names_by_group()
+        groups, now = [group["names"] for group in saved["groups"]], self._contents.names_by_group()
         if groups != now:
             raise ValueError(f"load: optimizer must have the groups of parameters {groups}, got {now}")
 
@@ -117,7 +117,7 @@ class Restored:
                 raise ValueError(f"load: {key!r} must be a tensor of {list(x.shape)}, as in the checkpoint, got {got}")
         self._state = {**saved, **self.metadata["objects"]}
 
-    def _check_fixed(self, key: str, its: FixedTable) -> None:
+    def _check_fixed(self, key: str, its: FixedTable) -> Iterator[None]:
         saved, weight = self.metadata["tables"][key], its.parts()[""]
         wanted = [its.kept.rows, its.kept.dim, dtype_name(weight)]
         got = [saved["rows"], saved["dim"], saved["states"][""][0]]
@@ -130,13 +130,14 @@ class Restored:
             there = 0
             for path, shard, _, common in self._of_fixed(key, state, kept.box):
                 self._chain.read_shard(path, shard)
+                yield
                 there += prod(common.shape)
             if there != prod(kept.box.shape):
                 raise CheckpointError(
                     self._chain.manifest_path, f"must have all of {state or 'the weight'} of table {key!r}"
                 )
 
-    def _check_growing(self, key: str, its: GrowingTable) -> None:
+    def _check_growing(self, key: str, its: GrowingTable) -> Iterator[None]:
         store, checks = its.variable._store, checks_of(its.variable._rows)
         shards = self._of_growing(key, its)
         if not shards:
@@ -152,6 +153,7 @@ class Restored:
             check_metadata(self._chain.manifest_path, saved)
             tensors = self._chain.read_shard(path, shard)
             checks.check_shard(path / shard.file, shard.name, tensors)
+            yield
             admission = its.variable.admission
             if shard.name == "sketch" and isinstance(admission, SketchAdmission):
                 saved_as, now = ((len(x), x.dtype) for x in (tensors["sketch"], admission.sketch))
@@ -163,20 +165,21 @@ class Restored:
 
     # ---- Writing -----------------------------------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Write all into the model and its optimizer."""
+    def write(self) -> Iterator[None]:
+        """Write all into the model and its optimizer, a shard at a step."""
         contents = self._contents
         with part_state():
             contents.module.load_state_dict(self._state, strict=False)
         for key, its in contents.fixed.items():
-            self._write_fixed(key, its)
+            yield from self._write_fixed(key, its)
         if contents.optimizer is not None:
             saved, tables = self.metadata["optimizer"], self.metadata["tables"]
             contents.optimizer.load_state_dict(contents.optimizer_state(saved, tables, self._rest))
         for key, growing in contents.growing.items():
+            yield
             self._write_growing(key, growing)
 
-    def _write_fixed(self, key: str, its: FixedTable) -> None:
+    def _write_fixed(self, key: str, its: FixedTable) -> Iterator[None]:
         table_of(its.table.weight).release()
         optimizer = self._contents.optimizer
         there = {} if optimizer is None else optimizer.state.get(its.table.weight, {})
@@ -199,6 +202,7 @@ class Restored:
                 values = self._chain.read_shard(path, shard)["values"].view(box.shape)
                 with as_stored():
                     kept.write(x.view(len(x), -1), common, values[common.within(box)])
+                yield
 
     def _write_growing(self, key: str, its: GrowingTable) -> None:
         variable, shards = its.variable, self._of_growing(key, its)

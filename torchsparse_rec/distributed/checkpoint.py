@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ..variable.checkpoint import CheckpointStore
+from ..variable.checkpoint import CheckpointStore, ShardWriter, Writer
 from ..variable.saving import metadata_of, shards_of
 from ._contents import Contents, FixedTable, as_json
 from ._restored import Restored
-from .agreed import agreed
+from .agreed import agreed, together
 from .boxes import Box
 
 __all__ = ["load", "save"]
@@ -63,6 +63,7 @@ def save(
 
     Raises:
         BlockingIOError: another job is writing in the folder.
+        RuntimeError: ranks call different things.
         ImportError: safetensors is missing (the extra ``checkpoint``).
         OSError: the disk of a rank is full or fails, or a rank does not see what the first has written.
         ValueError: a state that cannot be stored.
@@ -80,7 +81,7 @@ def save(
         >>> load(folder, nn.Embedding(10, 2))
         {'step': 7}
     """
-    contents, found, error = Contents(module, optimizer), {}, None
+    contents, found, error = Contents(module, optimizer, "save"), {}, None
     try:
         store = CheckpointStore(folder, keep=keep)
         found = contents.read()
@@ -100,14 +101,8 @@ def save(
         number, token = agreed(group, (writer and writer.number, token), error)[0]
         _await(group, store.partial(number) / f".token-{token}")
         to = writer or store.shard_writer(number, contents.rank, on_phase)
-        try:
-            for name, tensors, about in _shards_of(contents, found["tensors"] if first else {}):
-                to.write(name, tensors, about)
-            if writer is None:
-                to.sync()  # type: ignore[union-attr]
-        except Exception as raised:
-            error = raised
-        of_ranks = agreed(group, [] if writer else to.shards, error)  # type: ignore[union-attr]
+        together(group, _written(contents, found["tensors"] if first else {}, to))
+        of_ranks = agreed(group, to.shards if isinstance(to, ShardWriter) else [])
         try:
             if writer is not None:
                 (store.partial(number) / f".token-{token}").unlink()
@@ -142,6 +137,15 @@ def _await(group: Any, path: Path) -> None:
             f"{path}: ranks {[rank for rank, sees in enumerate(seen) if not sees]} do not see what rank 0 has written: "
             "folder must be the same for all ranks, as on a network file system"
         )
+
+
+def _written(contents: Contents, tensors: Mapping[str, Tensor], to: Writer | ShardWriter) -> Iterator[None]:
+    """Write this rank's shards, one at a step."""
+    for name, its, about in _shards_of(contents, tensors):
+        to.write(name, its, about)
+        yield
+    if isinstance(to, ShardWriter):
+        to.sync()
 
 
 def _shards_of(
@@ -219,7 +223,7 @@ def load(
         >>> load(folder, table)
         {'step': 7}
     """
-    contents, error, number, restored = Contents(module, optimizer), None, None, None
+    contents, error, number, restored = Contents(module, optimizer, "load"), None, None, None
     group, store = contents.group, CheckpointStore(folder)
     try:
         if contents.rank == 0:
@@ -230,14 +234,10 @@ def load(
     _await(group, store.manifest(number))
     try:
         restored = Restored(contents, store.open(number))
-        restored.check()
     except Exception as raised:
         error = raised
     agreed(group, None, error)
     assert restored is not None
-    try:
-        restored.write()
-    except Exception as raised:
-        error = raised
-    agreed(group, None, error)
+    together(group, restored.check())
+    together(group, restored.write())
     return restored.metadata["extra"]
