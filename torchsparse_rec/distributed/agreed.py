@@ -14,7 +14,7 @@ __all__ = ["agreed", "together"]
 _ROUND = 10.0
 
 _KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError, OSError)
+    kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError, FileNotFoundError, OSError)
 }
 
 
