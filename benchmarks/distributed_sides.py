@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchsparse_rec import KeyedJaggedTensor, distributed
+from torchsparse_rec.distributed.plan import Planned
 
 from .ids import zipf_ids
 from .many_tables import BATCHES, EPS, INITIAL_SUM, LEARNING_RATE, Problem, Shape, Side
@@ -84,13 +85,14 @@ class Average(Problem):
 
 @dataclass(frozen=True)
 class Sided(Side):
-    """A side, and whether it runs on the first rank alone."""
+    """A side, whether it runs on the first rank alone, and how its tables were planned, if they were."""
 
     alone: bool = False
+    planned: Planned | None = None
 
 
-def over_ranks(problem: Average, plan: str) -> Sided:
-    """Make a step of our collection, split over ranks."""
+def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None = None) -> Sided:
+    """Make a step of our collection, split over ranks, and planned with the constants of a machine."""
     part, collections = problem.part(), []
 
     def split(collection: Any) -> None:
@@ -99,10 +101,11 @@ def over_ranks(problem: Average, plan: str) -> Sided:
         turns = {name: distributed.TableWise(k % problem.ranks) for k, name in enumerate(names)}
         example = KeyedJaggedTensor(keys, part.batches[0], offsets=part.offsets)
         where = turns if plan == "table_wise" else plan
-        collections.append(distributed.shard(collection, plan=where, batch=example))
+        collections.append(distributed.shard(collection, plan=where, batch=example, machine=machine))
 
     side = our_side(RULE, part, split)
-    return Sided(side.step, lambda: list(distributed.full_state_dict(collections[0]).values()))
+    planned = distributed.plan_of(collections[0])
+    return Sided(side.step, lambda: list(distributed.full_state_dict(collections[0]).values()), planned=planned)
 
 
 def _alone(problem: Average, make: Callable[[], Side]) -> Sided:
