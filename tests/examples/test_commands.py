@@ -179,6 +179,15 @@ def test_it_compares_on_the_cpu_alone_and_anew(example, capsys, monkeypatch):
     assert text in refused(capsys, example.command, *compare, "--device", "cuda:1")
 
 
+def test_flags_of_ranks_and_of_one_process_do_not_mix(example, tmp_path, monkeypatch, capsys):
+    text = refused(capsys, example.command, *example.into(tmp_path), "--plan", "row_wise")
+    assert text.endswith("--plan is of tables over ranks: start the command under torchrun")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    if example.command is not dlrm:
+        text = refused(capsys, example.command, "--compare", "tensorflow")
+        assert text.endswith("--compare runs in one process: it does not go with torchrun")
+
+
 def test_it_refuses_folders_and_checkpoints_it_cannot_use(example, tmp_path, capsys):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

@@ -96,7 +96,7 @@ class Job:
         """Return a folder for this rank alone."""
         return folder
 
-    def checkpoint(self, alone: Checkpoint) -> Checkpoint | None:
+    def checkpoint(self, alone: Checkpoint) -> Checkpoint:
         """Return the checkpoint in the place of that of one process, written when that would be."""
         return alone
 

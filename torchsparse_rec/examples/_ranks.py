@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,69 @@ from torch.distributed.device_mesh import init_device_mesh
 from .. import distributed
 from ..distributed.agreed import agreed
 from ..tables.table import table_if_any
+from ..variable.checkpoint import CheckpointStore
 from ._checkpoints import Checkpoint
 from ._job import Job, leave
 from ._meeting import meet
+from ._step import Step
 
 T = TypeVar("T")
+
+
+class _Checkpoint(Checkpoint):
+    """
+    A checkpoint that all ranks write, in numbered versions, of which two stay.
+
+    Args:
+        alone: that of one process.
+        job: of the ranks.
+    """
+
+    def __init__(self, alone: Checkpoint, job: Ranks) -> None:
+        super().__init__(alone.path.with_suffix(""), f"{alone.form} over ranks")
+        self._alone, self._job, self._version = alone, job, 0
+
+    def due(self, step: int, recorded: bool, over: bool) -> bool:
+        """Say whether to write after a step, as in one process."""
+        return self._alone.due(step, recorded, over)
+
+    def exists(self) -> bool:
+        """Say whether ranks have written one. Raise ``ValueError`` if one process has."""
+        return self._job.from_first(self._is_there)
+
+    def _is_there(self) -> bool:
+        versions = self.path.is_dir() and bool(CheckpointStore(self.path).versions())
+        if self._alone.path.exists() and not versions:
+            raise ValueError(f"{self._alone.path} is of one process: go on without torchrun, or choose another folder")
+        return versions
+
+    def write(self, content: dict[str, Any], train_on: Step) -> None:
+        """Write a version: the content, the network with its tables, and the optimizer's state."""
+        content = {"format": self.form, "device": train_on.device.type, **content}
+        extra = json.loads(json.dumps(content, default=Tensor.tolist))
+        (optimizer,) = train_on.optimizers
+        distributed.save(self.path, train_on.model, optimizer, extra, keep=2)
+
+    def read(self) -> dict[str, Any]:
+        """Return the newest version's content."""
+        self._version, content = self._job.from_first(self._newest)
+        if not isinstance(content, dict) or content.get("format") != self.form:
+            raise ValueError(f"{self.path} is not a checkpoint of this program")
+        # JSON has neither tuples nor tensors.
+        settings = {name: tuple(x) if isinstance(x, list) else x for name, x in content["settings"].items()}
+        states = {name: torch.tensor(x, dtype=torch.uint8) for name, x in content["source_state"].items()}
+        return {**content, "settings": settings, "source_state": states}
+
+    def _newest(self) -> tuple[int, Any]:
+        version = CheckpointStore(self.path).open().version
+        return version.number, version.metadata.get("extra")
+
+    def load(self, content: dict[str, Any], train_on: Step) -> None:
+        """Load the version that was read into a network and its optimizer, of any number of ranks."""
+        if content["device"] != train_on.device.type:
+            raise ValueError(f"the checkpoint was trained on {content['device']}, got device {train_on.device.type}")
+        (optimizer,) = train_on.optimizers
+        distributed.load(self.path, train_on.model, optimizer, version=self._version)
 
 
 def begin(device: torch.device, plan: str) -> Ranks:
@@ -151,9 +210,9 @@ class Ranks(Job):
         """Return a folder for this rank alone."""
         return folder / f"rank-{self.rank}"
 
-    def checkpoint(self, alone: Checkpoint) -> Checkpoint | None:
-        """Return None: ranks write no checkpoint."""
-        return None
+    def checkpoint(self, alone: Checkpoint) -> Checkpoint:
+        """Return a checkpoint that all ranks write, into a folder beside the file of one process."""
+        return _Checkpoint(alone, self)
 
     def resumed(self, given: Checkpoint | None, own: Checkpoint | None) -> Checkpoint | None:
         """Return the ranks' own checkpoint, if they have written one."""
