@@ -225,7 +225,7 @@ def test_what_would_see_one_ranks_keys_alone_is_refused(two, tmp_path) -> None:
     for texts in two.run(refused, str(tmp_path)):
         assert len(texts) == 12
         assert all("table 'users' is split over ranks" in text for text in [*texts[1:2], *texts[4:8]])
-        assert all("call export(), whose rows each rank keeps" in texts[k] for k in (0, 1, 3, 4, 5))
-        assert all("call insert() with the rows that all ranks exported" in texts[k] for k in (2, 6))
+        assert all("call torchsparse_rec.distributed.save(" in texts[k] for k in (0, 1, 3, 4, 5))
+        assert all("call torchsparse_rec.distributed.load(" in texts[k] for k in (2, 6))
         assert all("the module that distributed.shard() has split" in text for text in texts[7:10])
-        assert "by export(), on each rank" in texts[10] and "it is split over ranks" in texts[11]
+        assert "call torchsparse_rec.distributed.save(" in texts[10] and "it is split over ranks" in texts[11]

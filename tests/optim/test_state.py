@@ -135,6 +135,7 @@ def test_foreign_half_tables_keep_float32_states():
     resumed = torch.nn.Parameter(parameter.detach().clone())
     other = optim.Adagrad([resumed], lr=0.1)
     other.load_state_dict(saved(mine.state_dict()))
+    assert torch.equal(other.state_dict()["state"][0]["sum"], mine.state[parameter]["sum"])
     go(mine, parameter, run[10:])
     go(other, resumed, run[10:])
     assert torch.equal(parameter, resumed) and torch.equal(mine.state[parameter]["sum"], other.state[resumed]["sum"])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["agreed"]
+__all__ = ["agreed", "together"]
+
+# Seconds after which ranks at work tell each other that they are, so that none waits longer than its group allows.
+_ROUND = 10.0
 
 _KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError, OSError)
+    kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError, FileNotFoundError, OSError)
 }
 
 
@@ -34,3 +39,26 @@ def agreed(group: dist.ProcessGroup | None, value: Any, error: Exception | None 
         if failed is not None:
             raise _KINDS[failed[0]](f"rank {rank}: {failed[1]}") from error
     return [each for each, _ in said]
+
+
+def together(group: dist.ProcessGroup | None, steps: Iterator[object]) -> None:
+    """
+    Do the steps of this rank's work, however long it takes, while the others do theirs.
+
+    Args:
+        group: of the ranks, which all call this. None: this process alone.
+        steps: whose items are of no account.
+
+    Raises:
+        The error of the first rank that has one, on all, soon after.
+    """
+    over, error = False, None
+    while True:
+        end = time.monotonic() + _ROUND
+        try:
+            while not over and time.monotonic() < end:
+                over = next(steps, steps) is steps
+        except Exception as raised:
+            error = raised
+        if all(agreed(group, over, error)):
+            return

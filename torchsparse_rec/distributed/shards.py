@@ -222,7 +222,7 @@ class Shards:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
         way_out = (
-            "take the rows of its variables by export(), on each rank"
+            "call torchsparse_rec.distributed.save(folder, module, optimizer)"
             if self._grows
             else "save its state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
         )

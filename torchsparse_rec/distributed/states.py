@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .._torch import as_stored, mesh_of
+from ..tables.part import are_apart
 from ..tables.table import table_of
 from .blocks import Blocks
 from .boxes import Kept
@@ -22,10 +21,7 @@ from .ranks import Ranks
 from .sharded import Sharded
 from .shards import columns
 
-__all__ = ["add_state_hooks", "part_of", "part_state", "parts_of"]
-
-# Whether state_dict() is to have the parts of tables as they are.
-_as_parts: ContextVar[bool] = ContextVar("as_parts", default=False)
+__all__ = ["add_state_hooks", "part_of", "parts_of"]
 
 
 def part_of(table: Tensor, plan: TablePlan, rank: int, ranks: int) -> Tensor:
@@ -57,16 +53,6 @@ def parts_of(module: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, Kept]]
         yield f"{prefix}{table.key}", part, kept
 
 
-@contextmanager
-def part_state() -> Iterator[None]:
-    """Let ``state_dict()`` have this rank's parts of tables as they are."""
-    token = _as_parts.set(True)
-    try:
-        yield
-    finally:
-        _as_parts.reset(token)
-
-
 def add_state_hooks(module: Sharded) -> None:
     """Let a sharded module's ``state_dict`` have DTensors, and ``load_state_dict`` take them or whole tables."""
     module.register_state_dict_post_hook(_save)
@@ -74,7 +60,7 @@ def add_state_hooks(module: Sharded) -> None:
 
 
 def _save(module: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    if _as_parts.get():
+    if are_apart():
         return
     for key, part, kept in parts_of(module, prefix):
         state[key] = _as_dtensor(part, kept, module._shards.ranks)

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..nn import EmbeddingVariable
+from ..tables.part import part_state
+from ..variable.arguments import SAVE_INSTEAD, check_whole
 from .agreed import agreed
 from .boxes import Kept
 from .plan import Replicated, RowWise, TableWise
 from .ranks import Call, Ranks
 from .sharded import Sharded
-from .states import part_state, parts_of
+from .states import parts_of
 
 __all__ = ["full_state_dict"]
 
@@ -59,6 +62,9 @@ def full_state_dict(module: Module, *, folder: str | os.PathLike[str] | None = N
         {'embedding_bags.t.weight': torch.Size([100, 2])}
         >>> destroy_process_group()
     """
+    for child in module.modules():
+        if isinstance(child, EmbeddingVariable):
+            check_whole(child._stored_weight(), "full_state_dict", SAVE_INSTEAD)
     with part_state():
         state = dict(module.state_dict())
     places: dict[Ranks, _Place] = {}

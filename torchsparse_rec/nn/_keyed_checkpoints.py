@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from ..variable.arguments import check_whole
+from ..tables.part import are_apart
+from ..tables.table import split_part
+from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
 from ..variable.records import Part
 from ..variable.saving import checked, restore, save, seen_of
 from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
-
-_SAVE_INSTEAD = "export(), whose rows each rank keeps"
-_LOAD_INSTEAD = "insert() with the rows that all ranks exported"
 
 
 class KeyedCheckpoints(KeyedTable):
@@ -66,7 +65,7 @@ class KeyedCheckpoints(KeyedTable):
                     [5., 6.],
                     [7., 8.]])
         """
-        check_whole(self._stored_weight(), "EmbeddingVariable.save", _SAVE_INSTEAD)
+        check_whole(self._stored_weight(), "EmbeddingVariable.save", SAVE_INSTEAD)
         with self._settled():
             return save(self._rows, "full", path, keep, on_phase)
 
@@ -98,7 +97,7 @@ class KeyedCheckpoints(KeyedTable):
         Example:
             See :meth:`save`.
         """
-        check_whole(self._stored_weight(), "EmbeddingVariable.save_delta", _SAVE_INSTEAD)
+        check_whole(self._stored_weight(), "EmbeddingVariable.save_delta", SAVE_INSTEAD)
         saved = self._rows.saved
         if saved is None or saved[1] != os.path.abspath(path):
             last = "there is none" if saved is None else f"the last one is in {saved[1]}"
@@ -139,7 +138,7 @@ class KeyedCheckpoints(KeyedTable):
         Example:
             See :meth:`save`.
         """
-        check_whole(self._stored_weight(), "EmbeddingVariable.restore", _LOAD_INSTEAD)
+        check_whole(self._stored_weight(), "EmbeddingVariable.restore", LOAD_INSTEAD)
         if not 0 <= shard < num_shards:
             raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
@@ -175,7 +174,9 @@ class KeyedCheckpoints(KeyedTable):
         self._rows.seen = seen_of(state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        check_whole(self._stored_weight(), "state_dict", _SAVE_INSTEAD)
+        if are_apart() and split_part(self._stored_weight()) is not None:
+            return
+        check_whole(self._stored_weight(), "state_dict", SAVE_INSTEAD)
         if self.cold is not None:
             for name, values in self.cold.state_dict().items():
                 destination[f"{prefix}cold.{name}"] = values
@@ -184,7 +185,7 @@ class KeyedCheckpoints(KeyedTable):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         if any(name.startswith(prefix) for name in state_dict):
-            check_whole(self._stored_weight(), "load_state_dict", _LOAD_INSTEAD)
+            check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
         weight = state_dict.get(f"{prefix}weight")
         width = self.embedding_dim
         if weight is not None and tuple(weight.shape[1:]) != (width,):

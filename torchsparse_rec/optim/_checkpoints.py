@@ -79,6 +79,11 @@ class Checkpoints(Optimizer):
         """
         self._restart_clocks()
         state_dict = super().state_dict()
+        wide = self._wide
+        if wide:  # loaded, and not stepped since: as they were saved
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            for key, state in state_dict["state"].items():
+                state_dict["state"][key] = {**state, **wide.get(parameters[key], {})}
         state_dict["state"] = {key: state for key, state in state_dict["state"].items() if state}
         return state_dict
 

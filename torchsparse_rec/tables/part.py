@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +24,26 @@ from .._torch import as_stored
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Part", "PartGradient", "mark_gradient", "passed_on", "plain", "refuse_one_rank"]
+__all__ = ["Part", "PartGradient", "are_apart", "mark_gradient", "part_state", "passed_on", "plain", "refuse_one_rank"]
+
+
+# Whether state_dict() is to have this rank's parts of tables as they are, without those that grow.
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def part_state() -> Iterator[None]:
+    """Let ``state_dict()`` have this rank's parts of tables as they are, without those that grow."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def are_apart() -> bool:
+    """Say whether this is within :func:`part_state`."""
+    return _apart.get()
 
 
 class Part(NamedTuple):

@@ -8,6 +8,7 @@ in one fixed form, so that a change of any byte of the file is detected.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from ..ops import crc32c
 FORMAT = "torchsparse_rec checkpoint"
 VERSION = 1
 KINDS = ("full", "delta")
+# The shard of a version that several processes write: by rank and index.
+_OF_RANK = re.compile(r"shard-\d{5,}-\d{5,}\.safetensors")
 
 
 class CheckpointError(ValueError):
@@ -76,13 +79,14 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tensors: the shard's name, size and checksum, and each tensor's dtype and shape."""
+    """A file of tensors: the shard's name, size and checksum, each tensor's dtype and shape, and its writer's words."""
 
     name: str
     file: str
     nbytes: int
     crc32c: str
     tensors: dict[str, tuple[str, list[int]]]
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,9 @@ def checksum(data: bytes) -> str:
     return f"{value:08x}"
 
 
-def shard_file(index: int) -> str:
-    """Return the file name of a version's shard ``index``, counted from 0."""
-    return f"shard-{index:05d}.safetensors"
+def shard_file(index: int, rank: int | None = None) -> str:
+    """Return the file name of a version's shard ``index``, counted from 0; with a rank, of that rank's shard."""
+    return f"shard-{index:05d}.safetensors" if rank is None else f"shard-{rank:05d}-{index:05d}.safetensors"
 
 
 def encode(manifest: Manifest) -> tuple[bytes, str]:
@@ -171,7 +175,7 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
     _check_type("base", manifest.base, (int, type(None)))
     _check_type("metadata", manifest.metadata, dict)
     for shard in shards:
-        for name, kind in (("name", str), ("nbytes", int), ("crc32c", str), ("tensors", dict)):
+        for name, kind in (("name", str), ("nbytes", int), ("crc32c", str), ("tensors", dict), ("about", dict)):
             _check_type(f"{name} of {shard.file}", getattr(shard, name), kind)
         for described in shard.tensors.values():
             _check_type(f"a tensor of {shard.file}", described, list)
@@ -181,8 +185,10 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
     if manifest.base is not None and not 0 < manifest.base < manifest.number:
         raise ValueError(f"version {manifest.number} with base {manifest.base}")
     # Only known names, so that none leads out of the folder.
-    if [shard.file for shard in shards] != [shard_file(index) for index in range(len(shards))]:
-        raise ValueError(f"shards in files {[shard.file for shard in shards]}")
+    files = [shard.file for shard in shards]
+    of_ranks = len(set(files)) == len(files) and all(_OF_RANK.fullmatch(file) for file in files)
+    if files != [shard_file(index) for index in range(len(files))] and not of_ranks:
+        raise ValueError(f"shards in files {files}")
     return manifest
 
 

@@ -20,7 +20,7 @@ from ._manifest import CheckpointError, Shard, checksum
 MANIFEST = "manifest.json"
 PARTIAL_MANIFEST = ".manifest.json.partial"
 #: The files of a version; any other file in its folder is not ours to remove.
-_OURS = re.compile(r"shard-\d{5,}\.safetensors|manifest\.json|\.manifest\.json\.partial")
+_OURS = re.compile(r"shard-\d{5,}(-\d{5,})?\.safetensors|manifest\.json|\.manifest\.json\.partial|\.token-[0-9a-f]+")
 #: The dtypes that all readers of safetensors know and that tables have.
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype

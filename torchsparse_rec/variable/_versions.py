@@ -30,6 +30,10 @@ class Versions:
         """Return the folder of a version."""
         return self.path / f"{number:06d}"
 
+    def partial(self, number: int) -> Path:
+        """Return the folder of a version that is being written."""
+        return self.path / f".{number:06d}.partial"
+
     def numbers(self, committed: bool = True) -> list[int]:
         """Return the numbers of all versions, ascending; if not ``committed``, of all folders named so."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,46 @@ from ._manifest import Manifest, Shard, VersionInfo, encode, shard_file
 from ._shards import MANIFEST, PARTIAL_MANIFEST
 from ._versions import Versions
 
-__all__ = ["Writer"]
+__all__ = ["ShardWriter", "Writer"]
+
+
+class ShardWriter:
+    """
+    The shards that one process writes of a version, alone or beside others: see :func:`CheckpointStore.shard_writer`.
+
+    Args:
+        folder: of the version, until it is committed.
+        number: of the version.
+        rank: of this process among those that write the version; None: it is the only one.
+        on_phase: is called with ``"write shard 0"`` and so on, before each.
+    """
+
+    def __init__(self, folder: Path, number: int, rank: int | None, on_phase: Callable[[str], None]) -> None:
+        self._folder, self._number, self._rank, self._on_phase = folder, number, rank, on_phase
+        #: What the manifest is to say of the shards written so far.
+        self.shards: list[Shard] = []
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
+        """
+        Write one shard, as :meth:`Writer.write` does.
+
+        Args:
+            name: of the shard.
+            tensors: by name.
+            about: what the manifest is to say of it, as JSON gives it back.
+        """
+        index = len(self.shards)
+        self._on_phase(f"write shard {index}")
+        data, described = _shards.encode_shard(name, tensors)
+        file = shard_file(index, self._rank)
+        with explained(self._number, self._folder):
+            _shards.write_file(self._folder / file, data)
+        self.shards.append(Shard(name, file, len(data), _shards.checksum(data), described, dict(about or {})))
+
+    def sync(self) -> None:
+        """Bring the shards' names to the disk."""
+        with explained(self._number, self._folder):
+            _shards.sync_folder(self._folder)
 
 
 class Writer:
@@ -33,6 +72,7 @@ class Writer:
         metadata: of the version, equal to what JSON reads back.
         base: the version that a delta is on top of; None: the newest.
         on_phase: see :func:`CheckpointStore.writer`.
+        rank: see :func:`CheckpointStore.writer`.
 
     Raises:
         BlockingIOError: when the block begins, if another writer is at work.
@@ -50,12 +90,13 @@ class Writer:
         metadata: dict[str, Any],
         base: int | None,
         on_phase: Callable[[str], None] | None,
+        rank: int | None = None,
     ):
         self._versions, self._keep = versions, keep
         self._kind, self._metadata, self._base = kind, metadata, base
-        self._on_phase = on_phase or (lambda phase: None)
+        self._on_phase, self._rank = on_phase or (lambda phase: None), rank
         self._base_crc32c: str | None = None
-        self._shards: list[Shard] = []
+        self._written: ShardWriter | None = None
         # "new", "open" in the block, "failed" once something raised, "committed", "closed".
         self._state = "new"
         self._lock = -1
@@ -76,11 +117,12 @@ class Writer:
             if self._kind == "delta":
                 self._find_base()
             self.number = max(self._versions.numbers(committed=False), default=0) + 1
-            self._folder = path / f".{self.number:06d}.partial"
+            self._folder = self._versions.partial(self.number)
             os.mkdir(self._folder)
         except BaseException:
             release_lock(self._lock)
             raise
+        self._written = ShardWriter(self._folder, self.number, self._rank, self._on_phase)
         self._state = "open"
         return self
 
@@ -94,7 +136,7 @@ class Writer:
         self._versions.chain(self._base)
         self._base_crc32c = self._versions.manifest(self._base)[1]
 
-    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def write(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
         """
         Write one shard.
 
@@ -103,20 +145,31 @@ class Writer:
         Args:
             name: of the shard, for readers; several shards may have the same name.
             tensors: by name: dense, of floats, integers or bool, on any device.
+            about: what the manifest is to say of the shard, a mapping as JSON gives it back. Default: nothing.
 
         Raises:
             ValueError: for tensors that cannot be stored.
             RuntimeError: outside the block, after a commit or an error.
             OSError: if the disk is full or fails; the error names the file.
         """
-        with self._step():
-            index = len(self._shards)
-            self._on_phase(f"write shard {index}")
-            data, described = _shards.encode_shard(name, tensors)
-            file = shard_file(index)
-            with self._explained():
-                _shards.write_file(self._folder / file, data)
-            self._shards.append(Shard(name, file, len(data), _shards.checksum(data), described))
+        with self._step() as written:
+            written.write(name, tensors, about)
+
+    def add(self, shards: Iterable[Shard]) -> None:
+        """
+        Take shards into the version that another process has written.
+
+        Args:
+            shards: of the other process's :class:`ShardWriter`.
+
+        Raises:
+            RuntimeError: outside the block, after a commit or an error.
+            CheckpointError: if a shard is missing, or has another size; the error names the file.
+        """
+        with self._step() as written:
+            for shard in shards:
+                _shards.check_file(self._folder / shard.file, shard.nbytes)
+                written.shards.append(shard)
 
     def commit(self) -> VersionInfo:
         """
@@ -132,12 +185,12 @@ class Writer:
         Warns:
             RuntimeWarning: if an older version could not be removed; the new one exists.
         """
-        with self._step():
+        with self._step() as written:
             manifest = Manifest(
-                self.number, self._kind, self._base, self._base_crc32c, self._metadata, list(self._shards)
+                self.number, self._kind, self._base, self._base_crc32c, self._metadata, list(written.shards)
             )
             self._on_phase("fsync")
-            with self._explained():
+            with explained(self.number, self._folder):
                 _shards.write_file(self._folder / PARTIAL_MANIFEST, encode(manifest)[0])
                 _shards.sync_folder(self._folder)
                 folder = self._versions.folder(self.number)
@@ -145,7 +198,7 @@ class Writer:
                 self._folder = folder
                 _shards.sync_folder(self._versions.path)
             self._on_phase("rename manifest")
-            with self._explained():
+            with explained(self.number, self._folder):
                 os.replace(folder / PARTIAL_MANIFEST, folder / MANIFEST)
                 _shards.sync_folder(folder)
             self._state = "committed"
@@ -163,24 +216,15 @@ class Writer:
         return manifest.info()
 
     @contextmanager
-    def _step(self) -> Iterator[None]:
+    def _step(self) -> Iterator[ShardWriter]:
         """Check that the writer is open, and mark it failed if the step raises: it can then not be committed."""
-        if self._state != "open":
+        if self._state != "open" or self._written is None:
             raise RuntimeError(f"Writer: must be open, as in its block before commit(), but is {self._state}")
         try:
-            yield
+            yield self._written
         except BaseException:
             self._state = "failed"
             raise
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Make an ``OSError`` say that this version was not written, and that those before it are unchanged."""
-        try:
-            yield
-        except OSError as error:
-            problem = f"version {self.number} was not written, those before it are as they were: {error.strerror}"
-            raise OSError(error.errno or errno.EIO, problem, error.filename or str(self._folder)) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -197,6 +241,16 @@ class Writer:
                     _shards.remove_version(self._folder)
             self._state = "closed"
             release_lock(self._lock)
+
+
+@contextmanager
+def explained(number: int, folder: Path) -> Iterator[None]:
+    """Make an ``OSError`` say that this version was not written, and that those before it are unchanged."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"version {number} was not written, those before it are as they were: {error.strerror}"
+        raise OSError(error.errno or errno.EIO, problem, error.filename or str(folder)) from error
 
 
 def _busy(holder: str) -> str:

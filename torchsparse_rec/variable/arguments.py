@@ -14,6 +14,8 @@ from ..tables.table import split_part
 from .options import EmbeddingVariableOption
 
 __all__ = [
+    "LOAD_INSTEAD",
+    "SAVE_INSTEAD",
     "check_arguments",
     "check_range",
     "check_trainable",
@@ -69,6 +71,11 @@ def is_in_job() -> bool:
         return True
     ranks = os.environ.get("WORLD_SIZE", "")
     return ranks.isdecimal() and int(ranks) > 1 and "LOCAL_RANK" in os.environ
+
+
+#: What to call for a variable that is split over ranks.
+SAVE_INSTEAD = "torchsparse_rec.distributed.save(folder, module, optimizer)"
+LOAD_INSTEAD = "torchsparse_rec.distributed.load(folder, module, optimizer)"
 
 
 def check_whole(weight: Tensor, method: str, instead: str) -> None:

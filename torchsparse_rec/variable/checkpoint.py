@@ -20,12 +20,12 @@ from typing import Any
 from torch import Tensor
 
 from . import _shards
-from ._manifest import KINDS, CheckpointError, Manifest, VersionInfo
+from ._manifest import KINDS, CheckpointError, Manifest, Shard, VersionInfo
 from ._shards import MANIFEST
 from ._versions import Versions
-from ._writer import Writer
+from ._writer import ShardWriter, Writer
 
-__all__ = ["Chain", "CheckpointError", "CheckpointStore", "VersionInfo", "Writer"]
+__all__ = ["Chain", "CheckpointError", "CheckpointStore", "Shard", "ShardWriter", "VersionInfo", "Writer"]
 
 
 class CheckpointStore:
@@ -123,6 +123,14 @@ class CheckpointStore:
             raise ValueError(f"CheckpointStore.open: version must be one of {numbers} of {self.path}, got {version!r}")
         return Chain(self._versions, self._versions.chain(number))
 
+    def partial(self, number: int) -> Path:
+        """Return the folder of a version that is being written."""
+        return self._versions.partial(number)
+
+    def manifest(self, number: int) -> Path:
+        """Return the path of a version's manifest."""
+        return self._versions.folder(number) / MANIFEST
+
     def writer(
         self,
         kind: str = "full",
@@ -130,6 +138,7 @@ class CheckpointStore:
         *,
         base: int | None = None,
         on_phase: Callable[[str], None] | None = None,
+        rank: int | None = None,
     ) -> Writer:
         """
         Return a writer of a new version, for a ``with`` block, at whose end the version is committed.
@@ -142,6 +151,8 @@ class CheckpointStore:
             on_phase: is called with the name of each phase before it begins: ``"sweep"``, which removes what killed
                 writers left; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; ``"committed"``, after
                 the commit; and ``"prune"``, which removes old versions.
+            rank: of this process, if others write shards of the version too, each by its :meth:`shard_writer`: this
+                one takes them by :meth:`Writer.add` before the commit. Default None: it writes all of them.
 
         Returns:
             The writer. Nothing is done before its block begins.
@@ -162,7 +173,25 @@ class CheckpointStore:
             raise ValueError(f"CheckpointStore.writer: metadata must be what JSON can hold: {error}") from None
         if stored != given:
             raise ValueError(f"CheckpointStore.writer: metadata must be as JSON gives it back, {stored}, got {given}")
-        return Writer(self._versions, self.keep, kind, stored, base, on_phase)
+        return Writer(self._versions, self.keep, kind, stored, base, on_phase, rank)
+
+    def shard_writer(self, number: int, rank: int, on_phase: Callable[[str], None] | None = None) -> ShardWriter:
+        """
+        Return a writer of shards of a version which another process's :class:`Writer` has begun, and will commit.
+
+        Args:
+            number: of the version.
+            rank: of this process among those that write the version: each has another.
+            on_phase: is called with ``"write shard 0"`` and so on, before each.
+
+        Returns:
+            The writer. Its ``shards`` are for :meth:`Writer.add`, once :meth:`ShardWriter.sync` has been called.
+
+        Raises:
+            ImportError: without safetensors.
+        """
+        _shards.safetensors("CheckpointStore.shard_writer")
+        return ShardWriter(self._versions.partial(number), number, rank, on_phase or (lambda phase: None))
 
 
 class Chain:
@@ -208,15 +237,23 @@ class Chain:
 
     def read(self) -> Iterator[tuple[Path, str, dict[str, Tensor]]]:
         """Yield each shard's file, name and tensors, in the order of iteration."""
-        for manifest in self._manifests:
-            folder = self._folder(manifest.number)
-            for shard in manifest.shards:
-                yield folder / shard.file, shard.name, _shards.read_shard(folder, shard)
+        for folder, shard in self.shards():
+            yield folder / shard.file, shard.name, self.read_shard(folder, shard)
 
     @property
     def manifest_path(self) -> Path:
         """The path of the manifest of the version that was asked for."""
         return self._folder(self.version.number) / MANIFEST
+
+    def shards(self) -> Iterator[tuple[Path, Shard]]:
+        """Yield the folder and the description of each shard, in the order of iteration."""
+        for manifest in self._manifests:
+            for shard in manifest.shards:
+                yield self._folder(manifest.number), shard
+
+    def read_shard(self, folder: Path, shard: Shard) -> dict[str, Tensor]:
+        """Return the tensors of a shard by name, whose checksum has been verified. Errors are those of iteration."""
+        return _shards.read_shard(folder, shard)
 
     def verify(self) -> None:
         """
@@ -226,6 +263,5 @@ class Chain:
             CheckpointError: if a file is damaged or missing; the error names the file.
             OSError: if a file cannot be read; the error names the file.
         """
-        for manifest in self._manifests:
-            for shard in manifest.shards:
-                _shards.read_bytes(self._folder(manifest.number), shard)
+        for folder, shard in self.shards():
+            _shards.read_bytes(folder, shard)

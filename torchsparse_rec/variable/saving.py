@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from .keys import packed, unpacked
 from .records import Part
 from .rows import TableRows
 
-__all__ = ["checked", "restore", "save", "seen_of"]
+__all__ = ["check_metadata", "checked", "checks_of", "metadata_of", "refill", "restore", "save", "seen_of", "shards_of"]
 
 
 def save(
@@ -36,19 +36,16 @@ def save(
         step, _, base = rows.saved
         since = None if states.moves_all_rows() else step
     states.flush()
-    with folder.writer("full" if base is None else "delta", _metadata(rows), base=base, on_phase=on_phase) as writer:
-        if base is not None and rows.erased:
-            writer.write("erased", {"keys": torch.cat(rows.erased).unique()})
-        for part in rows.parts(since=since):
-            if len(part.keys) or base is None:
-                writer.write("rows", part.tensors())
-        _write_filter(rows.admission, writer, since)
+    with folder.writer("full" if base is None else "delta", metadata_of(rows), base=base, on_phase=on_phase) as writer:
+        for name, tensors in shards_of(rows, since, base is not None):
+            writer.write(name, tensors)
     # Only now: a checkpoint that failed has saved nothing.
     rows.note_saved((rows.store.step, os.path.abspath(path), writer.number))
     return writer.number
 
 
-def _metadata(rows: TableRows) -> dict[str, Any]:
+def metadata_of(rows: TableRows) -> dict[str, Any]:
+    """Return what a checkpoint says of a variable, beside its shards."""
     store = rows.store
     optimizer = store.states.optimizer
     return {
@@ -65,17 +62,32 @@ def _metadata(rows: TableRows) -> dict[str, Any]:
     }
 
 
-def _write_filter(admission: CounterAdmission | SketchAdmission | None, writer: Any, since: int | None) -> None:
+def shards_of(
+    rows: TableRows, since: int | None = None, delta: bool = False
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """
+    Yield the names and tensors of a variable's shards, whose rows are up to date.
+
+    Args:
+        rows: of the variable.
+        since: only what has changed since this step. Default: all.
+        delta: whether they are on top of others.
+    """
+    if delta and rows.erased:
+        yield "erased", {"keys": torch.cat(rows.erased).unique()}
+    for part in rows.parts(since=since):
+        if len(part.keys) or not delta:
+            yield "rows", part.tensors()
+    admission = rows.admission
     if isinstance(admission, SketchAdmission):
-        writer.write("sketch", {"sketch": admission.sketch})
+        yield "sketch", {"sketch": admission.sketch}
     elif isinstance(admission, CounterAdmission):
         candidates = admission.candidates
         entries = candidates.entries[candidates.rows()]
         frequencies, versions = unpacked(entries[:, 1])
         if since is not None:
             entries, frequencies, versions = (x[versions >= since] for x in (entries, frequencies, versions))
-        keys = entries[:, 0].contiguous()
-        writer.write("candidates", {"keys": keys, "frequencies": frequencies, "versions": versions})
+        yield "candidates", {"keys": entries[:, 0].contiguous(), "frequencies": frequencies, "versions": versions}
 
 
 # ---- Restoration -----------------------------------------------------------------------------------------------------
@@ -88,8 +100,7 @@ def checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: i
     The version and the errors are those of :meth:`EmbeddingVariable.restore`.
     """
     chains = [CheckpointStore(one).open(version) for one in paths]
-    store, states = rows.store, rows.store.states
-    checks = ContentChecks(store.weight.shape[1], store.key_dtype, states.known_states())
+    store, states, checks = rows.store, rows.store.states, checks_of(rows)
     for chain in chains:
         metadata = chain.version.metadata
         for name, has in (
@@ -119,6 +130,12 @@ def checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: i
     return chains
 
 
+def checks_of(rows: TableRows) -> ContentChecks:
+    """Return the checks of shards that a variable's rows can be restored from."""
+    store = rows.store
+    return ContentChecks(store.weight.shape[1], store.key_dtype, store.states.known_states())
+
+
 def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: int) -> None:
     """
     Replace all rows by those of checkpoints.
@@ -129,9 +146,35 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
         shard: only keys with ``key mod num_shards == shard`` are restored.
         num_shards: 1: all keys are restored.
     """
+    store = rows.store
+
+    def wanted() -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for chain in chains:
+            for _, name, tensors in chain:
+                if num_shards > 1 and name != "sketch":
+                    mine = tensors["keys"].remainder(num_shards) == shard
+                    tensors = {key: x[mine] for key, x in tensors.items()}
+                yield name, tensors
+
+    refill(rows, [chain.version.metadata for chain in chains], wanted())
+    if len(chains) == num_shards == 1:
+        newest = chains[0].version
+        rows.note_saved((store.step, os.path.abspath(chains[0].path), newest.number))
+
+
+def refill(
+    rows: TableRows, metadata: Sequence[Mapping[str, Any]], shards: Iterable[tuple[str, dict[str, Tensor]]]
+) -> None:
+    """
+    Replace all rows of a variable by those of shards.
+
+    Args:
+        rows: of the variable.
+        metadata: of the checkpoints that the shards are of, see :func:`metadata_of`.
+        shards: their names and tensors, as of :func:`shards_of`, which have been checked.
+    """
     store, admission = rows.store, rows.admission
     rows.note_saved(None)
-    metadata = [chain.version.metadata for chain in chains]
     store.keys.clear(store.keys.capacity, store.weight.device)
     if rows.cold is not None:
         rows.cold.clear()
@@ -141,18 +184,11 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
         admission.sketch.zero_()
     store.states.start_over(metadata[0]["states"], metadata[0]["optimizer_steps"])
     store.step = max(each["global_step"] for each in metadata)
-    for chain in chains:
-        for _, name, tensors in chain:
-            if num_shards > 1 and name != "sketch":
-                mine = tensors["keys"].remainder(num_shards) == shard
-                tensors = {key: x[mine] for key, x in tensors.items()}
-            _restore_shard(rows, name, tensors)
+    for name, tensors in shards:
+        _restore_shard(rows, name, tensors)
     rows.shrink()
     rows.evicted = sum(each["evicted"] for each in metadata)
     rows.seen = max(seen_of(each) for each in metadata)
-    if len(chains) == num_shards == 1:
-        newest = chains[0].version
-        rows.note_saved((store.step, os.path.abspath(chains[0].path), newest.number))
 
 
 def seen_of(state: Mapping[str, Any]) -> int:

@@ -1,0 +1,300 @@
+"""What a checkpoint has of a model: tables that are split or whole, what is beside them, and states of an optimizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from .._torch import as_stored
+from ..nn.collection import Collection
+from ..tables.part import part_state
+from ..tables.table import table_of
+from .boxes import Kept
+from .plan import Replicated, TablePlan, TableWise
+from .ranks import Call
+from .sharded import SHARDED, Sharded
+from .tables import Table, tables_of
+
+__all__ = ["Contents", "FixedTable", "GrowingTable", "as_json", "dtype_name"]
+
+
+@dataclass
+class FixedTable:
+    """
+    A table with a fixed number of rows.
+
+    Args:
+        table: of its module.
+        kept: what this rank keeps of it.
+        states: of the optimizer, that have something for each row of this rank's part: ``[rows, D]`` or ``[rows]``.
+        numbers: of the optimizer, beside those.
+    """
+
+    table: Table
+    kept: Kept
+    states: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes its part: of copies the first does."""
+        return not isinstance(self.kept.plan, Replicated) or self.kept.rank == 0
+
+    def parts(self) -> dict[str, Tensor]:
+        """Return the weight, by the name "", and the states, as they are stored."""
+        with as_stored():
+            return {"": self.table.weight.detach(), **self.states}
+
+    def kept_of(self, x: Tensor) -> Kept:
+        """Return what this rank keeps of a state; one without columns has one."""
+        return self.kept if x.dim() == 2 else Kept(self.kept.rows, 1, self.kept.plan, self.kept.rank, self.kept.ranks)
+
+
+@dataclass
+class GrowingTable:
+    """
+    A table that grows.
+
+    Args:
+        variable: the table.
+        plan: where it is; None: whole on each rank.
+        ranks: W.
+    """
+
+    variable: Any
+    plan: TablePlan | None
+    ranks: int
+
+    def where(self) -> str:
+        """Say which rank has which keys: where that is the same, so is what each has."""
+        rank = f" {self.plan.rank}" if isinstance(self.plan, TableWise) else ""
+        return f"{type(self.plan).__name__}{rank} of {self.ranks}"
+
+
+class Contents:
+    """
+    What a checkpoint has of a model on this rank.
+
+    Args:
+        module: of the model; of a ``DistributedDataParallel`` the module in it.
+        optimizer: that holds parameters of it, if any.
+        what: ``"save"`` or ``"load"``, which all ranks are about to do.
+
+    Raises:
+        ValueError: tables are split over different ranks.
+        RuntimeError: ranks call different things.
+    """
+
+    def __init__(self, module: Module, optimizer: Optimizer | None, what: str) -> None:
+        self.module = module.module if isinstance(module, DistributedDataParallel) else module
+        self.optimizer = optimizer
+        sharded = [child for child in self.module.modules() if isinstance(child, Sharded)]
+        its = sharded[0]._shards.ranks if sharded else None
+        for child in sharded:
+            of_child, wanted = (dist.get_process_group_ranks(x._shards.ranks.group) for x in (child, sharded[0]))
+            if of_child != wanted:
+                raise ValueError(
+                    f"{what}: all tables must be split over the same ranks, {wanted}, got {of_child} of "
+                    f"{child._shards.name}: take a folder for each"
+                )
+        alone = its is None and not dist.is_initialized()
+        self.group: Any = None if alone else dist.group.WORLD if its is None else its.group
+        self.rank, self.ranks = (0, 1) if alone else (dist.get_rank(self.group), dist.get_world_size(self.group))
+        self.fixed: dict[str, FixedTable] = {}
+        self.growing: dict[str, GrowingTable] = {}
+        self._find_tables()
+        if its is not None:
+            call = Call(sharded[0]._shards.name, what, "train" if self.module.training else "eval")
+            its.headers(call, torch.zeros(self.ranks, 0, dtype=torch.int64))
+
+    def _find_tables(self) -> None:
+        children = list(self.module.named_modules())
+        inside = {id(table) for _, each in children if isinstance(each, Collection) for table in each._tables}
+        for title, child in children:
+            plans: list[TablePlan] | None = None
+            if isinstance(child, Sharded):
+                tables, plans = child._shards.tables, child._shards.plans
+            elif isinstance(child, tuple(SHARDED)) and id(child) not in inside:
+                tables = tables_of(title, child)
+            else:
+                continue
+            for k, table in enumerate(tables):
+                key = f"{title}.{table.key}".lstrip(".")
+                if table.rows is None:
+                    self.growing[key] = GrowingTable(table.child, None if plans is None else plans[k], self.ranks)
+                else:
+                    plan = Replicated() if plans is None else plans[k]
+                    self.fixed[key] = FixedTable(table, Kept(table.rows, table.dim, plan, self.rank, self.ranks))
+
+    # ---- What is there now -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The name of each parameter, by its id."""
+        named = self.module.named_parameters(remove_duplicate=False)
+        found: dict[int, str] = {}
+        for name, parameter in named:
+            found.setdefault(id(parameter), name)
+        with as_stored():
+            found.update({id(its.table.weight): key for key, its in self.fixed.items()})
+            found.update({id(its.variable._stored_weight()): key for key, its in self.growing.items()})
+        return found
+
+    def rest(self) -> dict[str, Any]:
+        """Return the state of the module without its tables."""
+        with part_state():
+            state = self.module.state_dict()
+        prefixes = tuple(key.removesuffix("weight") for key in self.growing)
+        return {
+            key: x for key, x in state.items() if key not in self.fixed and not (prefixes and key.startswith(prefixes))
+        }
+
+    def read(self) -> dict[str, Any]:
+        """
+        Bring tables and states up to date; return what this rank says of the model, for JSON, and dense tensors.
+
+        Returns:
+            ``"said"``: what the manifest has, and ``"tensors"`` by name.
+
+        Raises:
+            ValueError: a parameter of the optimizer is not the module's; a tensor that no rank has whole; a state that
+                is no tensor and that JSON cannot hold.
+        """
+        tensors: dict[str, Tensor] = {}
+        objects: dict[str, Any] = {}
+        for key, x in self.rest().items():
+            if isinstance(x, DTensor):
+                raise ValueError(
+                    f"save: {key!r} must be a tensor that each rank has whole, got a DTensor: save such a model by "
+                    "torch.distributed.checkpoint"
+                )
+            if isinstance(x, Tensor):
+                tensors[f"model.{key}"] = x
+            else:
+                objects[key] = as_json(f"the state {key!r}", x)
+        said: dict[str, Any] = {"objects": objects, "optimizer": None}
+        if self.optimizer is not None:
+            said["optimizer"] = self._read_optimizer(tensors)
+        for its in self.fixed.values():
+            table_of(its.table.weight).flush()
+        said["tables"] = {
+            key: {
+                "rows": its.kept.rows,
+                "dim": its.kept.dim,
+                "states": {name: [dtype_name(x), x.dim()] for name, x in its.parts().items()},
+                # A rank without rows may have counted other steps.
+                "numbers": its.numbers if its.parts()[""].numel() else {},
+            }
+            for key, its in self.fixed.items()
+        }
+        said["variables"] = {key: its.where() for key, its in self.growing.items()}
+        return {"said": said, "tensors": tensors}
+
+    def _read_optimizer(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        assert self.optimizer is not None
+        state_dict, groups = self.optimizer.state_dict(), []
+        numbers: dict[str, Any] = {}
+        for name, state in self._states_by_name(state_dict):
+            if name in self.growing:
+                continue
+            its = self.fixed.get(name)
+            for what, x in state.items():
+                if not isinstance(x, Tensor) or x.dim() == 0:
+                    to = numbers.setdefault(name, {}) if its is None else its.numbers
+                    to[what] = [dtype_name(x), x.item()] if isinstance(x, Tensor) else [None, as_json(what, x)]
+                elif its is None:
+                    tensors[f"optimizer.{name}.{what}"] = x
+                else:
+                    its.states[what] = x
+        for group in state_dict["param_groups"]:
+            options = {what: x.item() if isinstance(x, Tensor) else x for what, x in group.items() if what != "params"}
+            groups.append({"options": as_json("an option of the optimizer", options)})
+        for group, its_names in zip(groups, self.names_by_group(), strict=True):
+            group["names"] = its_names
+        return {"class": type(self.optimizer).__name__, "groups": groups, "numbers": numbers}
+
+    def names_by_group(self) -> list[list[str]]:
+        assert self.optimizer is not None
+        result = []
+        for group in self.optimizer.param_groups:
+            unknown = [k for k, parameter in enumerate(group["params"]) if id(parameter) not in self.names]
+            if unknown:
+                raise ValueError(
+                    "the optimizer must hold parameters of the module alone, got another, number "
+                    f"{unknown[0]} of a group"
+                )
+            result.append([self.names[id(parameter)] for parameter in group["params"]])
+        return result
+
+    def _states_by_name(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for names, group in zip(self.names_by_group(), state_dict["param_groups"], strict=True):
+            for name, number in zip(names, group["params"], strict=True):
+                yield name, state_dict["state"].get(number, {})
+
+    # ---- What was saved ----------------------------------------------------------------------------------------------
+
+    def optimizer_state(
+        self, said: Mapping[str, Any], tables: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """
+        Return what the optimizer's ``load_state_dict`` takes.
+
+        Args:
+            said: what the manifest has of the optimizer.
+            tables: likewise of tables. States of this rank's parts are those of :attr:`fixed`.
+            tensors: dense ones by name.
+        """
+        assert self.optimizer is not None
+        now = self.optimizer.state_dict()
+        state: dict[int, dict[str, Any]] = {}
+        groups = []
+        for names, group, saved in zip(self.names_by_group(), now["param_groups"], said["groups"], strict=True):
+            options = {what: _like(group.get(what), x) for what, x in saved["options"].items()}
+            groups.append({**options, "params": group["params"]})
+            for name, number in zip(names, group["params"], strict=True):
+                its = self.fixed.get(name)
+                if its is None:
+                    numbers = said["numbers"].get(name, {})
+                    prefix = f"optimizer.{name}."
+                    found = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+                else:
+                    numbers, found = tables[name]["numbers"] if its.parts()[""].numel() else {}, its.states
+                found = {**found, **{what: _number(*x) for what, x in numbers.items()}}
+                if found and name not in self.growing:
+                    state[number] = found
+        return {"state": state, "param_groups": groups}
+
+
+def dtype_name(x: Tensor) -> str:
+    """Return the name of a tensor's dtype in files."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def as_json(what: str, x: Any) -> Any:
+    """Return an object as JSON gives it back. Raise ``ValueError`` if it cannot hold it."""
+    try:
+        return json.loads(json.dumps(x))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"save: {what} must be what JSON can hold: {error}") from None
+
+
+def _number(dtype: str | None, x: Any) -> Any:
+    return x if dtype is None else torch.tensor(x, dtype=getattr(torch, dtype))
+
+
+def _like(now: Any, x: Any) -> Any:
+    """Return an option as JSON has it with the type that it has now."""
+    if isinstance(now, Tensor):
+        return torch.tensor(x, dtype=now.dtype, device=now.device)
+    return tuple(x) if isinstance(now, tuple) else x
