@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,13 +18,14 @@ from .._torch import as_stored
 from ..nn.collection import Collection
 from ..tables.part import part_state
 from ..tables.table import table_of
+from ._values import decoded, encoded
 from .boxes import Kept
 from .plan import Replicated, TablePlan, TableWise
 from .ranks import Call
 from .sharded import SHARDED, Sharded
 from .tables import Table, tables_of
 
-__all__ = ["Contents", "FixedTable", "GrowingTable", "as_json", "dtype_name"]
+__all__ = ["Contents", "FixedTable", "GrowingTable", "dtype_name"]
 
 
 @dataclass
@@ -55,6 +54,11 @@ class FixedTable:
         """Return the weight, by the name "", and the states, as they are stored."""
         with as_stored():
             return {"": self.table.weight.detach(), **self.states}
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether this rank has some of the table."""
+        return self.parts()[""].numel() > 0
 
     def kept_of(self, x: Tensor) -> Kept:
         """Return what this rank keeps of a state; one without columns has one."""
@@ -172,18 +176,8 @@ class Contents:
                 is no tensor and that JSON cannot hold.
         """
         tensors: dict[str, Tensor] = {}
-        objects: dict[str, Any] = {}
-        for key, x in self.rest().items():
-            if isinstance(x, DTensor):
-                raise ValueError(
-                    f"save: {key!r} must be a tensor that each rank has whole, got a DTensor: save such a model by "
-                    "torch.distributed.checkpoint"
-                )
-            if isinstance(x, Tensor):
-                tensors[f"model.{key}"] = x
-            else:
-                objects[key] = as_json(f"the state {key!r}", x)
-        said: dict[str, Any] = {"objects": objects, "optimizer": None}
+        rest = {key: encoded(x, f"model.{key}", tensors) for key, x in self.rest().items()}
+        said: dict[str, Any] = {"rest": rest, "optimizer": None}
         if self.optimizer is not None:
             said["optimizer"] = self._read_optimizer(tensors)
         for its in self.fixed.values():
@@ -194,7 +188,7 @@ class Contents:
                 "dim": its.kept.dim,
                 "states": {name: [dtype_name(x), x.dim()] for name, x in its.parts().items()},
                 # A rank without rows may have counted other steps.
-                "numbers": its.numbers if its.parts()[""].numel() else {},
+                "numbers": its.numbers if its.has_rows else {},
             }
             for key, its in self.fixed.items()
         }
@@ -204,25 +198,21 @@ class Contents:
     def _read_optimizer(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         assert self.optimizer is not None
         state_dict, groups = self.optimizer.state_dict(), []
-        numbers: dict[str, Any] = {}
+        dense: dict[str, Any] = {}
         for name, state in self._states_by_name(state_dict):
             if name in self.growing:
                 continue
             its = self.fixed.get(name)
             for what, x in state.items():
-                if not isinstance(x, Tensor) or x.dim() == 0:
-                    to = numbers.setdefault(name, {}) if its is None else its.numbers
-                    to[what] = [dtype_name(x), x.item()] if isinstance(x, Tensor) else [None, as_json(what, x)]
-                elif its is None:
-                    tensors[f"optimizer.{name}.{what}"] = x
-                else:
+                if its is not None and isinstance(x, Tensor) and x.dim() > 0:
                     its.states[what] = x
-        for group in state_dict["param_groups"]:
-            options = {what: x.item() if isinstance(x, Tensor) else x for what, x in group.items() if what != "params"}
-            groups.append({"options": as_json("an option of the optimizer", options)})
-        for group, its_names in zip(groups, self.names_by_group(), strict=True):
-            group["names"] = its_names
-        return {"class": type(self.optimizer).__name__, "groups": groups, "numbers": numbers}
+                else:
+                    to = dense.setdefault(name, {}) if its is None else its.numbers
+                    to[what] = encoded(x, f"optimizer.{name}.{what}", tensors)
+        for k, (group, its_names) in enumerate(zip(state_dict["param_groups"], self.names_by_group(), strict=True)):
+            options = {what: x for what, x in group.items() if what != "params"}
+            groups.append({"names": its_names, "options": encoded(options, f"group {k} of the optimizer", tensors)})
+        return {"class": type(self.optimizer).__name__, "groups": groups, "dense": dense}
 
     def names_by_group(self) -> list[list[str]]:
         assert self.optimizer is not None
@@ -260,17 +250,13 @@ class Contents:
         state: dict[int, dict[str, Any]] = {}
         groups = []
         for names, group, saved in zip(self.names_by_group(), now["param_groups"], said["groups"], strict=True):
-            options = {what: _like(group.get(what), x) for what, x in saved["options"].items()}
-            groups.append({**options, "params": group["params"]})
+            groups.append({**decoded(saved["options"], tensors), "params": group["params"]})
             for name, number in zip(names, group["params"], strict=True):
                 its = self.fixed.get(name)
                 if its is None:
-                    numbers = said["numbers"].get(name, {})
-                    prefix = f"optimizer.{name}."
-                    found = {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+                    found = decoded(said["dense"].get(name, {}), tensors)
                 else:
-                    numbers, found = tables[name]["numbers"] if its.parts()[""].numel() else {}, its.states
-                found = {**found, **{what: _number(*x) for what, x in numbers.items()}}
+                    found = {**its.states, **decoded(tables[name]["numbers"], tensors)} if its.has_rows else {}
                 if found and name not in self.growing:
                     state[number] = found
         return {"state": state, "param_groups": groups}
@@ -279,22 +265,3 @@ class Contents:
 def dtype_name(x: Tensor) -> str:
     """Return the name of a tensor's dtype in files."""
     return str(x.dtype).removeprefix("torch.")
-
-
-def as_json(what: str, x: Any) -> Any:
-    """Return an object as JSON gives it back. Raise ``ValueError`` if it cannot hold it."""
-    try:
-        return json.loads(json.dumps(x))
-    except (RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"save: {what} must be what JSON can hold: {error}") from None
-
-
-def _number(dtype: str | None, x: Any) -> Any:
-    return x if dtype is None else torch.tensor(x, dtype=getattr(torch, dtype))
-
-
-def _like(now: Any, x: Any) -> Any:
-    """Return an option as JSON has it with the type that it has now."""
-    if isinstance(now, Tensor):
-        return torch.tensor(x, dtype=now.dtype, device=now.device)
-    return tuple(x) if isinstance(now, tuple) else x

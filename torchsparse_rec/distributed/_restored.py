@@ -17,6 +17,7 @@ from ..variable.checkpoint import Chain, CheckpointError, Shard
 from ..variable.filters import SketchAdmission
 from ..variable.saving import check_metadata, checks_of, refill
 from ._contents import Contents, FixedTable, GrowingTable, dtype_name
+from ._values import decoded
 from .boxes import Box
 
 __all__ = ["Restored"]
@@ -37,7 +38,7 @@ class Restored:
     def __init__(self, contents: Contents, chain: Chain) -> None:
         self._contents, self._chain = contents, chain
         self.metadata = chain.version.metadata
-        missing = {"tables", "variables", "objects", "optimizer", "extra", "ranks"} - self.metadata.keys()
+        missing = {"tables", "variables", "rest", "optimizer", "extra", "ranks"} - self.metadata.keys()
         if missing:
             raise CheckpointError(chain.manifest_path, "is of something else than torchsparse_rec.distributed.save")
         self._shards = list(chain.shards())
@@ -74,6 +75,10 @@ class Restored:
         its = self._contents.growing[key]
         return its.plan is not None and self.metadata["variables"][key] == its.where()
 
+    def extra(self) -> Any:
+        """Return what the caller of ``save`` wanted back."""
+        return decoded(self.metadata["extra"], self._rest)
+
     # ---- Checks ------------------------------------------------------------------------------------------------------
 
     def check(self) -> Iterator[None]:
@@ -109,13 +114,13 @@ class Restored:
             raise CheckpointError(self._chain.manifest_path, f"must have one shard 'rest', got {len(rests)}")
         ((path, shard),) = rests
         self._rest = self._chain.read_shard(path, shard)
-        saved = {key.removeprefix("model."): x for key, x in self._rest.items() if key.startswith("model.")}
-        _check_names("parameters and states", saved.keys() | self.metadata["objects"].keys(), state.keys())
-        for key, x in saved.items():
-            if not isinstance(state[key], Tensor) or state[key].shape != x.shape:
-                got = list(state[key].shape) if isinstance(state[key], Tensor) else type(state[key]).__name__
+        _check_names("parameters and states", self.metadata["rest"].keys(), state.keys())
+        self._state = decoded(self.metadata["rest"], self._rest)
+        for key, x in self._state.items():
+            now = state[key]
+            if isinstance(x, Tensor) and (not isinstance(now, Tensor) or now.shape != x.shape):
+                got = list(now.shape) if isinstance(now, Tensor) else type(now).__name__
                 raise ValueError(f"load: {key!r} must be a tensor of {list(x.shape)}, as in the checkpoint, got {got}")
-        self._state = {**saved, **self.metadata["objects"]}
 
     def _check_fixed(self, key: str, its: FixedTable) -> Iterator[None]:
         saved, weight = self.metadata["tables"][key], its.parts()[""]

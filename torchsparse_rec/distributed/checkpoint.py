@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 
 from ..variable.checkpoint import CheckpointStore, ShardWriter, Writer
 from ..variable.saving import metadata_of, shards_of
-from ._contents import Contents, FixedTable, as_json
+from ._contents import Contents, FixedTable
 from ._restored import Restored
+from ._values import encoded
 from .agreed import agreed, together
 from .boxes import Box
 
@@ -54,7 +55,8 @@ def save(
         module: that :func:`shard` was given, or another, also in a ``DistributedDataParallel``. Evict options of
             variables are applied first.
         optimizer: that holds parameters of the module alone: one of :mod:`torchsparse_rec.optim`, or of torch.
-        extra: of the first rank, for :func:`load` to return: what JSON can hold, such as the number of steps.
+        extra: of the first rank, for :func:`load` to return: None, numbers, strings, tensors, and lists, tuples and
+            mappings of them, such as the number of steps and the state of a random generator.
         keep: how many of the last versions stay. Default: all.
         on_phase: is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
@@ -85,7 +87,7 @@ def save(
     try:
         store = CheckpointStore(folder, keep=keep)
         found = contents.read()
-        found["said"] |= {"extra": as_json("extra", extra), "ranks": contents.ranks}
+        found["said"] |= {"extra": encoded(extra, "extra", found["tensors"]), "ranks": contents.ranks}
     except Exception as raised:
         error = raised
     group, first = contents.group, contents.rank == 0
@@ -203,7 +205,7 @@ def load(
         version: the checkpoint's number. Default: the newest.
 
     Returns:
-        ``extra`` of :func:`save`.
+        ``extra`` of :func:`save`, with tensors on the CPU.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -240,4 +242,4 @@ def load(
     assert restored is not None
     together(group, restored.check())
     together(group, restored.write())
-    return restored.metadata["extra"]
+    return restored.extra()
