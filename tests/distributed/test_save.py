@@ -316,6 +316,20 @@ def test_what_does_not_suit_is_refused_before_anything_is_written(two, tmp_path)
         assert unchanged and text.startswith(("FileNotFoundError", "OSError")), text
 
 
+def test_states_that_are_not_of_rows_are_refused(tmp_path) -> None:
+    table = nn.Embedding(6, 3)
+    optimizer = torch.optim.Adafactor(table.parameters())
+    table(torch.arange(3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(
+        ValueError, match=r"state 'row_var' of table 'weight' must be \[6, 3\] or \[6\], .* got \[6, 1\]"
+    ):
+        distributed.save(tmp_path, table, optimizer)
+    other = torch.optim.SGD([*table.parameters(), torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match="must hold parameters of the module alone, got another, number 1"):
+        distributed.save(tmp_path, table, other)
+
+
 @pytest.mark.parametrize("damage", ["byte", "short", "gone", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_changes_nothing(two, tmp_path, damage: str) -> None:
     folder = str(tmp_path)

@@ -205,6 +205,12 @@ class Contents:
             its = self.fixed.get(name)
             for what, x in state.items():
                 if its is not None and isinstance(x, Tensor) and x.dim() > 0:
+                    shape = its.parts()[""].shape
+                    if x.shape not in (shape, shape[:1]):
+                        raise ValueError(
+                            f"save: state {what!r} of table {name!r} must be {list(shape)} or {list(shape[:1])}, "
+                            f"something for each row, got {list(x.shape)}: take an optimizer of torchsparse_rec.optim"
+                        )
                     its.states[what] = x
                 else:
                     to = dense.setdefault(name, {}) if its is None else its.numbers
@@ -215,6 +221,7 @@ class Contents:
         return {"class": type(self.optimizer).__name__, "groups": groups, "dense": dense}
 
     def names_by_group(self) -> list[list[str]]:
+        """Return the names of the parameters of each of the optimizer's groups; see :meth:`read` for its errors."""
         assert self.optimizer is not None
         result = []
         for group in self.optimizer.param_groups:
