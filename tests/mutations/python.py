@@ -281,7 +281,7 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/_contents.py",
         "stale",
-        'its.numbers if its.parts()[""].numel() else {},',
+        "its.numbers if its.has_rows else {},",
         "its.numbers,",
         "distributed",
     ),
@@ -301,9 +301,9 @@ MUTATIONS = [
     ),
     Mutation(
         "torchsparse_rec/distributed/checkpoint.py",
-        "lock",
-        "                writer.commit()\n",
-        "                writer.commit() if not error else None\n",
+        "bound",
+        "for shards in of_ranks:",
+        "for shards in of_ranks[:-1]:",
         "distributed",
     ),
     Mutation(

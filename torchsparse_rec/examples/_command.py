@@ -1,15 +1,67 @@
-"""What the examples' commands share: checks before a run, and what is printed and drawn."""
+"""What the examples' commands share: how they begin and end, checks before a run, what is printed and drawn."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
+from ._job import Job, leave
 from ._records import plot_curves, summary
 from ._trainer import Trainer
+
+
+def is_under_torchrun() -> bool:
+    """Say whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of what only several ranks have."""
+    plans = ("auto", "row_wise", "table_wise", "column_wise", "data_parallel")
+    parser.add_argument("--plan", choices=plans, help="where tables are, under torchrun; default auto: by their sizes")
+
+
+def begin(arguments: argparse.Namespace) -> Job:
+    """
+    Return the job that this process is a part of, and let its ranks meet.
+
+    Args:
+        arguments: with the flags of :func:`add_flag` and ``device``.
+
+    Raises:
+        ValueError: there is one process, and a flag of several.
+    """
+    if is_under_torchrun():
+        from ._ranks import begin as begin_ranks
+
+        return begin_ranks(arguments.device, arguments.plan or "auto")
+    if arguments.plan is not None:
+        raise ValueError("--plan is of tables over ranks: start the command under torchrun")
+    return Job(arguments.device)
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """
+    Run a command, and end the process with its exit code.
+
+    A rank ends within its handlers, see :func:`~torchsparse_rec.examples._job.leave`.
+    """
+    if not is_under_torchrun():
+        sys.exit(main())
+    try:
+        leave(main())
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        traceback.print_exc()
+        leave(1)
 
 
 def check_writable(folder: Path) -> None:

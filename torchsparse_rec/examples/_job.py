@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -103,56 +101,6 @@ class Job:
     def resumed(self, given: Checkpoint | None, own: Checkpoint | None) -> Checkpoint | None:
         """Return the checkpoint from which to go on, if any: the one given, or that which ranks have written."""
         return given
-
-
-# ---- Beginning and end -----------------------------------------------------------------------------------------------
-
-
-def is_under_torchrun() -> bool:
-    """Say whether torchrun has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of what only several ranks have."""
-    plans = ("auto", "row_wise", "table_wise", "column_wise", "data_parallel")
-    parser.add_argument("--plan", choices=plans, help="where tables are, under torchrun; default auto: by their sizes")
-
-
-def begin(arguments: argparse.Namespace) -> Job:
-    """
-    Return the job that this process is a part of, and let its ranks meet.
-
-    Args:
-        arguments: with the flags of :func:`add_flag` and ``device``.
-
-    Raises:
-        ValueError: there is one process, and a flag of several.
-    """
-    if is_under_torchrun():
-        from ._ranks import begin as begin_ranks
-
-        return begin_ranks(arguments.device, arguments.plan or "auto")
-    if arguments.plan is not None:
-        raise ValueError("--plan is of tables over ranks: start the command under torchrun")
-    return Job(arguments.device)
-
-
-def run(main: Callable[[], int]) -> NoReturn:
-    """
-    Run a command, and end the process with its exit code.
-
-    A rank ends within its handlers, see :func:`leave`.
-    """
-    if not is_under_torchrun():
-        sys.exit(main())
-    try:
-        leave(main())
-    except SystemExit as ending:
-        leave(ending.code if isinstance(ending.code, int) else 1)
-    except BaseException:
-        traceback.print_exc()
-        leave(1)
 
 
 def leave(code: int) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..._extras import extra_module
-from .. import _command, _job
+from .. import _command
 from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
 from .._command import check_writable, ending
@@ -50,7 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--evaluate-every", type=positive_int, metavar="STEPS", help="steps between metrics within an epoch")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
     add("--threads", type=positive_int, help="threads of torch, default its own choice")
-    _job.add_flag(parser)
+    _command.add_flag(parser)
     return parser
 
 
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(arguments.threads)
     with ending(parser, ValueError, OSError, ImportError):
         torchmetrics()
-        job = _job.begin(arguments)
+        job = _command.begin(arguments)
         trainer = start(arguments, job)
     job.print(describe(trainer))
     with ending(parser, ValueError, OSError):  # a file that is damaged further in, or a disk that is full
@@ -161,4 +161,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    _job.run(main)
+    _command.run(main)

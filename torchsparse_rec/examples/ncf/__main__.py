@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .. import _command, _job
+from .. import _command
 from .._checkpoints import Checkpoint
 from .._command import check_unfinished, check_writable, ending
 from .._job import Job
@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--output-dir", type=Path, help=f"folder for checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
     add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint, bit for bit")
     add("--compare", choices=["tensorflow"], help="train the same network in TensorFlow too, and print both")
-    _job.add_flag(parser)
+    _command.add_flag(parser)
     return parser
 
 
@@ -76,11 +76,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--compare trains anew: it does not go with --resume")
     if arguments.compare and arguments.device.type != "cpu":
         parser.error(f"--compare runs on the CPU, got --device {arguments.device}")
-    if arguments.compare and _job.is_under_torchrun():
+    if arguments.compare and _command.is_under_torchrun():
         parser.error("--compare runs in one process: it does not go with torchrun")
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
     with ending(parser, ValueError, OSError):
-        job = _job.begin(arguments)
+        job = _command.begin(arguments)
         if not arguments.compare:
             check_writable(output)
         interactions, where = job.from_first(lambda: data.load(arguments.dataset, arguments.data_dir))
@@ -101,4 +101,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    _job.run(main)
+    _command.run(main)

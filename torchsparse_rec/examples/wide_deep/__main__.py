@@ -12,7 +12,7 @@ import torch
 
 from ...data import DataError
 from ...data.criteo import CATEGORIES
-from .. import _command, _job
+from .. import _command
 from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
 from .._command import check_unfinished, check_writable, ending
@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--no-checkpoint", action="store_true", help="write no checkpoint, which is as large as the tables")
     add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint, bit for bit")
     add("--compare", choices=["tensorflow"], help=f"train --steps in TensorFlow too, default {COMPARED_STEPS}")
-    _job.add_flag(parser)
+    _command.add_flag(parser)
     return parser
 
 
@@ -114,7 +114,7 @@ def refusal(arguments: argparse.Namespace) -> str | None:
         return "argument --table-gb: not allowed with argument --rows"
     if arguments.compare is None:
         return None
-    if _job.is_under_torchrun():
+    if _command.is_under_torchrun():
         return "--compare runs in one process: it does not go with torchrun"
     if arguments.resume is not None or arguments.criteo is not None:
         return "--compare trains anew, on generated examples: it does not go with --resume or --criteo"
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise ImportError("--compare tensorflow needs TensorFlow: pip install 'torchsparse-rec[tensorflow]'")
             return compare(arguments)
         torchmetrics()
-        job = _job.begin(arguments)
+        job = _command.begin(arguments)
         check_writable(output)
         trainer = start(arguments, output, job)
     job.print(describe(trainer))
@@ -156,4 +156,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    _job.run(main)
+    _command.run(main)
