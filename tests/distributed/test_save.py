@@ -346,6 +346,23 @@ def test_a_damaged_checkpoint_is_named_and_changes_nothing(two, tmp_path, damage
         assert unchanged and path.name in text and "CheckpointError" not in text[:3], text
 
 
+def test_a_checkpoint_without_some_rows_is_refused(two, tmp_path) -> None:
+    from torchsparse_rec.variable.checkpoint import CheckpointStore
+
+    two.run(saves, str(tmp_path), "Adagrad", "row_wise")
+    store = CheckpointStore(tmp_path)
+    chain = store.open()
+    shards = list(chain.shards())
+    lost = next(shard for _, shard in shards[::-1] if shard.name == "table")
+    with store.writer("full", chain.version.metadata) as writer:
+        for path, shard in shards:
+            if shard is not lost:
+                writer.write(shard.name, chain.read_shard(path, shard), shard.about)
+        writer.commit()
+    for text, unchanged in two.run(loads_unchanged, str(tmp_path), "Adagrad"):
+        assert unchanged and f"must have all of {lost.about['state']} of table {lost.about['table']!r}" in text, text
+
+
 def test_versions_are_numbered_and_kept(two, tmp_path) -> None:
     assert two.run(three, str(tmp_path)) == [[1, 2, 3, "two", [0, 1, 2]]] * 2
     assert sorted(os.listdir(tmp_path)) == [".lock", "000002", "000003"]
