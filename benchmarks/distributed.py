@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,12 +110,14 @@ def row(name: str, what: str, shape: Shape, ranks: int, plan: str, skew: bool, t
 assert set(PEERS) == {ONE, DDP_SPARSE, DDP_DENSE, TORCHREC, TENSORFLOW}
 
 DLRM = Shape((1,) * 26, 100_000, 8_192, ((16, "sum"),))
+KEYS = replace(DLRM, grows=True)
 TEN_HOT = Shape((10,) * 26, 100_000, 8_192, ((16, "sum"),))
 TEN_IDS = Shape((10,) * 20, 100_000, 2_048, ((16, "sum"),))
 
 ROWS = [
     row("rows-2", "row-wise", DLRM, 2, "row_wise", True, {ONE: 1 / 2.2, DDP_SPARSE: 5.0, DDP_DENSE: 12.0}),
     row("rows-4", "row-wise", DLRM, 4, "row_wise", True, {ONE: 1 / 3.2, DDP_SPARSE: 9.0}),
+    row("keys-2", "tables that grow, row-wise", KEYS, 2, "row_wise", True, {ONE: 1 / 2.2}),
     row("tables-2", "table-wise", DLRM, 2, "table_wise", True, {TORCHREC: 1.5, ONE: 0}),
     row("ten-hot-2", "table-wise", TEN_HOT, 2, "table_wise", True, {TORCHREC: 2.0, ONE: 0}),
     row("ten-ids-2", "table-wise", TEN_IDS, 2, "table_wise", True, {ONE: 1 / 1.6}),

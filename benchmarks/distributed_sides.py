@@ -93,7 +93,7 @@ class Sided(Side):
 
 def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None = None) -> Sided:
     """Make a step of our collection, split over ranks, and planned with the constants of a machine."""
-    part, collections = problem.part(), []
+    part, collections = problem.part(), list[Any]()
 
     def split(collection: Any) -> None:
         keys = [key for config in collection.embedding_bag_configs() for key in config.feature_names]
@@ -104,8 +104,22 @@ def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None 
         collections.append(distributed.shard(collection, plan=where, batch=example, machine=machine))
 
     side = our_side(RULE, part, split)
-    planned = distributed.plan_of(collections[0])
-    return Sided(side.step, lambda: list(distributed.full_state_dict(collections[0]).values()), planned=planned)
+    (collection,) = collections
+
+    def trained() -> list[Tensor]:
+        if problem.shape.grows:
+            return [_of_all_ranks(table) for table in collection.embedding_bags.children()]
+        return list(distributed.full_state_dict(collection).values())
+
+    return Sided(side.step, trained, planned=distributed.plan_of(collection))
+
+
+def _of_all_ranks(table: Any) -> Tensor:
+    """Return the rows of a table that grows in the order of keys."""
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, table.export()[:2])
+    keys, values = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+    return values[keys.argsort()]  # type: ignore[no-any-return]
 
 
 def _alone(problem: Average, make: Callable[[], Side]) -> Sided:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -30,6 +30,8 @@ class Shape:
     batch: int
     # The dimension and pooling of each part's tables.
     parts: tuple[tuple[int, str], ...]
+    # Whether tables take any key, and have a row for each that has come: only ours can.
+    grows: bool = False
 
     def ids(self) -> int:
         """Return the number of ids in a batch."""
@@ -38,7 +40,8 @@ class Shape:
     def sizes(self) -> str:
         """Return the sizes in words."""
         dims = " and ".join(f"{dim} ({mode})" for dim, mode in self.parts)
-        return f"{len(self.hots)} features, {self.rows:,} rows each, dim {dims}, {self.ids():,} ids in a batch"
+        tables = "rows in each table that grows" if self.grows else "rows each"
+        return f"{len(self.hots)} features, {self.rows:,} {tables}, dim {dims}, {self.ids():,} ids in a batch"
 
     def bytes_moved(self, rule: str) -> int:
         """
@@ -136,4 +139,4 @@ def _lookups(problem: Problem, ids: Tensor) -> Iterator[tuple[Tensor, int, int, 
 
 def small(shape: Shape) -> Shape:
     """Return a smaller model with few rows, many of which a batch looks up twice."""
-    return Shape(shape.hots[:1] + shape.hots[-3:], 50, 16, shape.parts)
+    return replace(shape, hots=shape.hots[:1] + shape.hots[-3:], rows=50, batch=16)

@@ -29,9 +29,10 @@ def our_side(rule: str, problem: Problem, split: Callable[[Any], None] = lambda 
     """
     shape, keys = problem.shape, [f"f{n}" for n in range(len(problem.shape.hots))]
     names = [f"{key}_{part}" for part in range(len(shape.parts)) for key in keys]
+    option = torchsparse_rec.variable.EmbeddingVariableOption() if shape.grows else None
     tables = [
         torchsparse_rec.nn.EmbeddingBagConfig(
-            name=f"{key}_{part}", num_embeddings=shape.rows, embedding_dim=dim, feature_names=[key], pooling=mode
+            shape.rows, dim, f"{key}_{part}", feature_names=[key], pooling=mode, ev_option=option
         )
         for part, (dim, mode) in enumerate(shape.parts)
         for key in keys
@@ -39,9 +40,15 @@ def our_side(rule: str, problem: Problem, split: Callable[[Any], None] = lambda 
     collection = torchsparse_rec.nn.EmbeddingBagCollection(
         tables, grad_mode="fused", device=torch.device(problem.device)
     )
-    collection.load_state_dict(
-        {f"embedding_bags.{name}.weight": table for name, table in zip(names, problem.tables, strict=True)}
-    )
+    modules: Any = collection.embedding_bags
+    every_row = torch.arange(shape.rows, device=problem.device)
+    if shape.grows:
+        for name, table in zip(names, problem.tables, strict=True):
+            modules[name].insert(every_row, table)
+    else:
+        collection.load_state_dict(
+            {f"embedding_bags.{name}.weight": table for name, table in zip(names, problem.tables, strict=True)}
+        )
     split(collection)
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torchsparse_rec.optim.SGD(collection.parameters(), lr=LEARNING_RATE, in_backward=True),
@@ -64,6 +71,8 @@ def our_side(rule: str, problem: Problem, split: Callable[[Any], None] = lambda 
         optimizer.zero_grad()
 
     def trained() -> list[Tensor]:
+        if shape.grows:
+            return [modules[name].lookup(every_row) for name in names]
         state = collection.state_dict()
         return [state[f"embedding_bags.{name}.weight"] for name in names]
 
