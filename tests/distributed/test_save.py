@@ -302,7 +302,7 @@ def test_two_jobs_do_not_write_at_once(two, tmp_path) -> None:
 
     with CheckpointStore(tmp_path).writer("full", {}):
         for error in two.errors(fails, str(tmp_path), "busy"):
-            assert isinstance(error, OSError) and "another writer" in str(error)
+            assert isinstance(error, BlockingIOError) and "another writer" in str(error)
 
 
 def test_what_does_not_suit_is_refused_before_anything_is_written(two, tmp_path) -> None:

@@ -300,6 +300,27 @@ MUTATIONS = [
         "distributed",
     ),
     Mutation(
+        "torchsparse_rec/distributed/_restored.py",
+        "sign",
+        "torch.maximum(sketch, more)",
+        "sketch + more",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/agreed.py",
+        "lock",
+        "        steps.close()",
+        "        pass",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/variable/saving.py",
+        "stale",
+        'max(each["optimizer_steps"] for each in metadata)',
+        'metadata[0]["optimizer_steps"]',
+        "distributed",
+    ),
+    Mutation(
         "torchsparse_rec/distributed/checkpoint.py",
         "bound",
         "for shards in of_ranks:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,12 +21,12 @@ from ..tables.part import part_state
 from ..tables.table import table_of
 from ._values import decoded, encoded
 from .boxes import Kept
-from .plan import Replicated, TablePlan, TableWise
+from .plan import ColumnWise, Replicated, TablePlan, TableWise
 from .ranks import Call
 from .sharded import SHARDED, Sharded
 from .tables import Table, tables_of
 
-__all__ = ["Contents", "FixedTable", "GrowingTable", "dtype_name"]
+__all__ = ["Contents", "FixedTable", "GrowingTable", "dtype_name", "module_versions"]
 
 
 @dataclass
@@ -155,13 +156,26 @@ class Contents:
             found.update({id(its.variable._stored_weight()): key for key, its in self.growing.items()})
         return found
 
-    def rest(self) -> dict[str, Any]:
-        """Return the state of the module without its tables."""
-        with part_state():
-            state = self.module.state_dict()
-        prefixes = tuple(key.removesuffix("weight") for key in self.growing)
+    def rest(self) -> OrderedDict[str, Any]:
+        """Return the state of the module without its tables; as torch's, it has the modules' versions."""
+        with part_state(fixed=True):
+            state: OrderedDict[str, Any] = self.module.state_dict()  # type: ignore[assignment]
+        inside = tuple(
+            f"{key.removesuffix('weight')}{child}."
+            for key, its in self.growing.items()
+            for child, _ in its.variable.named_children()
+        )
+        for key in [key for key in state if key in self.fixed or key.startswith(inside)]:
+            del state[key]
+        return state
+
+    def alike(self) -> dict[str, Any]:
+        """Return what all ranks must have alike, by what it is."""
+        optimizer = self.optimizer and (type(self.optimizer).__name__, self.names_by_group())
         return {
-            key: x for key, x in state.items() if key not in self.fixed and not (prefixes and key.startswith(prefixes))
+            "tables": [*self.fixed, *self.growing],
+            "parameters and states": list(self.rest()),
+            "optimizer": optimizer,
         }
 
     def read(self) -> dict[str, Any]:
@@ -176,8 +190,9 @@ class Contents:
                 is no tensor and that JSON cannot hold.
         """
         tensors: dict[str, Tensor] = {}
-        rest = {key: encoded(x, f"model.{key}", tensors) for key, x in self.rest().items()}
-        said: dict[str, Any] = {"rest": rest, "optimizer": None}
+        state = self.rest()
+        rest = {key: encoded(x, f"model.{key}", tensors) for key, x in state.items()}
+        said: dict[str, Any] = {"rest": rest, "versions": module_versions(state), "optimizer": None}
         if self.optimizer is not None:
             said["optimizer"] = self._read_optimizer(tensors)
         for its in self.fixed.values():
@@ -189,6 +204,7 @@ class Contents:
                 "states": {name: [dtype_name(x), x.dim()] for name, x in its.parts().items()},
                 # A rank without rows may have counted other steps.
                 "numbers": its.numbers if its.has_rows else {},
+                "has_rows": its.has_rows,
             }
             for key, its in self.fixed.items()
         }
@@ -206,10 +222,12 @@ class Contents:
             for what, x in state.items():
                 if its is not None and isinstance(x, Tensor) and x.dim() > 0:
                     shape = its.parts()[""].shape
-                    if x.shape not in (shape, shape[:1]):
+                    by_columns = isinstance(its.kept.plan, ColumnWise)
+                    if x.shape != shape and (x.shape != shape[:1] or by_columns):
+                        wanted = f"{list(shape)}" + (", by columns" if by_columns else f" or [{shape[0]}]")
                         raise ValueError(
-                            f"save: state {what!r} of table {name!r} must be {list(shape)} or {list(shape[:1])}, "
-                            f"something for each row, got {list(x.shape)}: take an optimizer of torchsparse_rec.optim"
+                            f"save: state {what!r} of table {name!r} must be {wanted}, something for each row, got "
+                            f"{list(x.shape)}: take an optimizer of torchsparse_rec.optim"
                         )
                     its.states[what] = x
                 else:
@@ -267,6 +285,11 @@ class Contents:
                 if found and name not in self.growing:
                     state[number] = found
         return {"state": state, "param_groups": groups}
+
+
+def module_versions(state: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the version of each module whose state this is, by which modules know older states."""
+    return {prefix: metadata.get("version") for prefix, metadata in getattr(state, "_metadata", {}).items()}
 
 
 def dtype_name(x: Tensor) -> str:

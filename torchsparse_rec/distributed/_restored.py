@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,21 +39,30 @@ class Restored:
     def __init__(self, contents: Contents, chain: Chain) -> None:
         self._contents, self._chain = contents, chain
         self.metadata = chain.version.metadata
-        missing = {"tables", "variables", "rest", "optimizer", "extra", "ranks"} - self.metadata.keys()
+        missing = {"tables", "variables", "rest", "versions", "optimizer", "extra", "ranks"} - self.metadata.keys()
         if missing:
             raise CheckpointError(chain.manifest_path, "is of something else than torchsparse_rec.distributed.save")
-        self._shards = list(chain.shards())
+        self._growing: dict[Any, list[tuple[Path, Shard]]] = {}
+        self._fixed: dict[tuple[Any, Any], list[tuple[Path, Shard]]] = {}
+        self._rests: list[tuple[Path, Shard]] = []
+        for path, shard in chain.shards():
+            about = shard.about
+            if shard.name == "rest":
+                self._rests.append((path, shard))
+            elif shard.name == "table":
+                self._fixed.setdefault((about.get("table"), about.get("state")), []).append((path, shard))
+            else:
+                self._growing.setdefault(about.get("variable"), []).append((path, shard))
 
     # ---- What this rank reads ----------------------------------------------------------------------------------------
 
     def _of_fixed(self, key: str, state: str, box: Box) -> Iterator[tuple[Path, Shard, Box, Box]]:
         """Yield the shards that have some elements of a box, with their boxes and what both have in common."""
-        for path, shard in self._shards:
-            if shard.name == "table" and (shard.about.get("table"), shard.about.get("state")) == (key, state):
-                its = self._box_of(path, shard)
-                common = its.common(box)
-                if common is not None:
-                    yield path, shard, its, common
+        for path, shard in self._fixed.get((key, state), []):
+            its = self._box_of(path, shard)
+            common = its.common(box)
+            if common is not None:
+                yield path, shard, its, common
 
     def _box_of(self, path: Path, shard: Shard) -> Box:
         try:
@@ -66,7 +76,7 @@ class Restored:
 
     def _of_growing(self, key: str, its: GrowingTable) -> list[tuple[Path, Shard]]:
         """Return the shards of a table that grows: those that this rank wrote, if ranks have the same keys as then."""
-        found = [each for each in self._shards if each[1].about.get("variable") == key]
+        found = self._growing.get(key, [])
         if not self._same(key):
             return found
         return [each for each in found if each[1].about.get("rank") == self._contents.rank]
@@ -81,7 +91,7 @@ class Restored:
 
     # ---- Checks ------------------------------------------------------------------------------------------------------
 
-    def check(self) -> Iterator[None]:
+    def check(self) -> Generator[None, None, None]:
         """Read all that this rank needs, a shard at a step; raise ``ValueError`` if it does not suit or is damaged."""
         contents, metadata = self._contents, self.metadata
         _check_names("tables", metadata["tables"].keys(), contents.fixed.keys())
@@ -109,20 +119,21 @@ class Restored:
 
     def _check_rest(self) -> None:
         state = self._contents.rest()
-        rests = [each for each in self._shards if each[1].name == "rest"]
-        if len(rests) != 1:
-            raise CheckpointError(self._chain.manifest_path, f"must have one shard 'rest', got {len(rests)}")
-        ((path, shard),) = rests
+        if len(self._rests) != 1:
+            raise CheckpointError(self._chain.manifest_path, f"must have one shard 'rest', got {len(self._rests)}")
+        ((path, shard),) = self._rests
         self._rest = self._chain.read_shard(path, shard)
         _check_names("parameters and states", self.metadata["rest"].keys(), state.keys())
-        self._state = decoded(self.metadata["rest"], self._rest)
+        self._state = OrderedDict(decoded(self.metadata["rest"], self._rest))
+        self._state._metadata = {  # type: ignore[attr-defined]
+            prefix: {"version": version} for prefix, version in self.metadata["versions"].items()
+        }
         for key, x in self._state.items():
             now = state[key]
-            if isinstance(x, Tensor) and (not isinstance(now, Tensor) or now.shape != x.shape):
-                got = list(now.shape) if isinstance(now, Tensor) else type(now).__name__
-                raise ValueError(f"load: {key!r} must be a tensor of {list(x.shape)}, as in the checkpoint, got {got}")
+            if isinstance(x, Tensor) and _kind(x) != _kind(now):
+                raise ValueError(f"load: {key!r} must be {_kind(x)}, as in the checkpoint, got {_kind(now)}")
 
-    def _check_fixed(self, key: str, its: FixedTable) -> Iterator[None]:
+    def _check_fixed(self, key: str, its: FixedTable) -> Generator[None, None, None]:
         saved, weight = self.metadata["tables"][key], its.parts()[""]
         wanted = [its.kept.rows, its.kept.dim, dtype_name(weight)]
         got = [saved["rows"], saved["dim"], saved["states"][""][0]]
@@ -142,7 +153,7 @@ class Restored:
                     self._chain.manifest_path, f"must have all of {state or 'the weight'} of table {key!r}"
                 )
 
-    def _check_growing(self, key: str, its: GrowingTable) -> Iterator[None]:
+    def _check_growing(self, key: str, its: GrowingTable) -> Generator[None, None, None]:
         store, checks = its.variable._store, checks_of(its.variable._rows)
         shards = self._of_growing(key, its)
         if not shards:
@@ -151,6 +162,7 @@ class Restored:
             saved = shard.about["metadata"]
             for name, has in (
                 ("embedding_dim", store.weight.shape[1]),
+                ("dtype", dtype_name(store.weight)),
                 ("key_dtype", str(store.key_dtype).removeprefix("torch.")),
             ):
                 if saved.get(name) != has:
@@ -170,10 +182,10 @@ class Restored:
 
     # ---- Writing -----------------------------------------------------------------------------------------------------
 
-    def write(self) -> Iterator[None]:
+    def write(self) -> Generator[None, None, None]:
         """Write all into the model and its optimizer, a shard at a step."""
         contents = self._contents
-        with part_state():
+        with part_state(fixed=True):
             contents.module.load_state_dict(self._state, strict=False)
         for key, its in contents.fixed.items():
             yield from self._write_fixed(key, its)
@@ -184,7 +196,7 @@ class Restored:
             yield
             self._write_growing(key, growing)
 
-    def _write_fixed(self, key: str, its: FixedTable) -> Iterator[None]:
+    def _write_fixed(self, key: str, its: FixedTable) -> Generator[None, None, None]:
         table_of(its.table.weight).release()
         optimizer = self._contents.optimizer
         there = {} if optimizer is None else optimizer.state.get(its.table.weight, {})
@@ -221,22 +233,26 @@ class Restored:
             for path, shard in shards:
                 tensors = self._chain.read_shard(path, shard)
                 if shard.name == "sketch":
-                    more = tensors["sketch"].long()
-                    sketch = more if sketch is None else sketch + more
+                    more = tensors["sketch"]
+                    # Of a key its own rank has counted no less than has come; other ranks have counted other keys.
+                    sketch = more if sketch is None else torch.maximum(sketch, more)
                     continue
                 if has is not None:
                     mine = has(tensors["keys"].to(device)).cpu()
                     tensors = {name: x[mine] for name, x in tensors.items()}
                 yield shard.name, tensors
-            if sketch is not None and isinstance(variable.admission, SketchAdmission):
-                dtype = variable.admission.sketch.dtype
-                yield "sketch", {"sketch": sketch.clamp_max(torch.iinfo(dtype).max).to(dtype)}
+            if sketch is not None:
+                yield "sketch", {"sketch": sketch}
 
         with variable._lock.writing():
             variable._training.forget()
             refill(variable._rows, list(of_ranks.values()), wanted())
             if has is not None and self._contents.rank > 0:
                 variable._rows.evicted = 0  # counted on the first rank
+
+
+def _kind(x: Any) -> str:
+    return f"a tensor of {dtype_name(x)} {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def _check_names(what: str, saved: Any, now: Any) -> None:

@@ -57,6 +57,8 @@ def _tensor(x: Tensor, name: str, tensors: dict[str, Tensor]) -> Any:
         raise ValueError(f"save: {name} must be a strided tensor that is whole on each rank, got a {kind}")
     if x.dim() == 0:
         return {_NUMBER: encoded(x.item(), name, tensors), "dtype": str(x.dtype).removeprefix("torch.")}
+    while name in tensors:  # keys may have dots
+        name += "'"
     tensors[name] = x.detach()
     return {_TENSOR: name}
 

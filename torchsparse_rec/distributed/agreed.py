@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["agreed", "together"]
+__all__ = ["agreed", "agreeing", "together"]
 
 # Seconds after which ranks at work tell each other that they are, so that none waits longer than its group allows.
 _ROUND = 10.0
 
 _KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, IndexError, TypeError, RuntimeError, FileNotFoundError, OSError)
+    kind.__name__: kind
+    for kind in (
+        *(ValueError, IndexError, TypeError, RuntimeError, ImportError),
+        *(BlockingIOError, FileNotFoundError, OSError),
+    )
 }
 
 
@@ -34,14 +39,38 @@ def agreed(group: dist.ProcessGroup | None, value: Any, error: Exception | None 
         return [value]
     kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _KINDS), "RuntimeError")
     said: list[Any] = [None] * ranks
-    dist.all_gather_object(said, (value, None if error is None else (kind, str(error))), group=group)
+    failed = None if error is None else (kind, str(error), getattr(error, "errno", None))
+    dist.all_gather_object(said, (value, failed), group=group)
     for rank, (_, failed) in enumerate(said):
         if failed is not None:
-            raise _KINDS[failed[0]](f"rank {rank}: {failed[1]}") from error
+            raised = _KINDS[failed[0]](f"rank {rank}: {failed[1]}")
+            if isinstance(raised, OSError):
+                raised.errno = failed[2]
+            raise raised from error
     return [each for each, _ in said]
 
 
-def together(group: dist.ProcessGroup | None, steps: Iterator[object]) -> None:
+@contextmanager
+def agreeing(group: dist.ProcessGroup | None) -> Iterator[list[Any]]:
+    """
+    Yield a list, to which this rank adds what it has to say; when the block ends it holds the list of each rank.
+
+    Args:
+        group: of the ranks, which all call this. None: this process alone.
+
+    Raises:
+        The error in the block of the first rank that has one, on all.
+    """
+    said: list[Any] = []
+    error = None
+    try:
+        yield said
+    except Exception as raised:
+        error = raised
+    said[:] = agreed(group, [*said], error)
+
+
+def together(group: dist.ProcessGroup | None, steps: Generator[object, None, None]) -> None:
     """
     Do the steps of this rank's work, however long it takes, while the others do theirs.
 
@@ -53,12 +82,15 @@ def together(group: dist.ProcessGroup | None, steps: Iterator[object]) -> None:
         The error of the first rank that has one, on all, soon after.
     """
     over, error = False, None
-    while True:
-        end = time.monotonic() + _ROUND
-        try:
-            while not over and time.monotonic() < end:
-                over = next(steps, steps) is steps
-        except Exception as raised:
-            error = raised
-        if all(agreed(group, over, error)):
-            return
+    try:
+        while True:
+            end = time.monotonic() + _ROUND
+            try:
+                while not over and time.monotonic() < end:
+                    over = next(steps, steps) is steps
+            except Exception as raised:
+                error = raised
+            if all(agreed(group, over, error)):
+                return
+    finally:
+        steps.close()  # it may hold a lock where another rank has failed

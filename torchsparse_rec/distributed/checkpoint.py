@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..variable.saving import metadata_of, shards_of
 from ._contents import Contents, FixedTable
 from ._restored import Restored
 from ._values import encoded
-from .agreed import agreed, together
+from .agreed import agreeing, together
 from .boxes import Box
 
 __all__ = ["load", "save"]
@@ -83,65 +84,89 @@ def save(
         >>> load(folder, nn.Embedding(10, 2))
         {'step': 7}
     """
-    contents, found, error = Contents(module, optimizer, "save"), {}, None
-    try:
-        store = CheckpointStore(folder, keep=keep)
-        found = contents.read()
-        found["said"] |= {"extra": encoded(extra, "extra", found["tensors"]), "ranks": contents.ranks}
-    except Exception as raised:
-        error = raised
+    contents = Contents(module, optimizer, "save")
     group, first = contents.group, contents.rank == 0
-    metadata = _joined(agreed(group, found.get("said"), error))
+    with agreeing(group) as said:
+        store, found = CheckpointStore(folder, keep=keep), contents.read()
+        extra = encoded(extra, "extra", found["tensors"])
+        said += [contents.alike(), {**found["said"], "extra": extra, "ranks": contents.ranks}]
+    _check_alike("save", [alike for alike, _ in said])
+    metadata = _joined([of_rank for _, of_rank in said])
     with ExitStack() as stack:
-        token, writer = secrets.token_hex(8), None
-        try:
+        with agreeing(group) as said:
             if first:
                 writer = stack.enter_context(store.writer("full", metadata, on_phase=on_phase, rank=0))
-                (store.partial(writer.number) / f".token-{token}").touch()
-        except Exception as raised:
-            error = raised
-        number, token = agreed(group, (writer and writer.number, token), error)[0]
-        _await(group, store.partial(number) / f".token-{token}")
-        to = writer or store.shard_writer(number, contents.rank, on_phase)
+                token = f".token-{secrets.token_hex(8)}"
+                (store.partial(writer.number) / token).touch()
+                said += [writer.number, token]
+        number, token = said[0]
+        _await(group, store.partial(number) / token)
+        with agreeing(group):
+            to = writer if first else store.shard_writer(number, contents.rank, on_phase)
         together(group, _written(contents, found["tensors"] if first else {}, to))
-        of_ranks = agreed(group, to.shards if isinstance(to, ShardWriter) else [])
-        try:
-            if writer is not None:
-                (store.partial(number) / f".token-{token}").unlink()
-                for shards in of_ranks:
+        with agreeing(group) as said:
+            said += to.shards if isinstance(to, ShardWriter) else []
+        with agreeing(group):
+            if first:
+                (store.partial(number) / token).unlink()
+                for shards in said:
                     writer.add(shards)
                 writer.commit()
-        except Exception as raised:
-            error = raised
-        agreed(group, None, error)
     return int(number)
+
+
+def _check_alike(what: str, of_ranks: list[dict[str, Any]]) -> None:
+    """Raise ``RuntimeError`` if ranks were given different things."""
+    for rank, its in enumerate(of_ranks):
+        for name, wanted in of_ranks[0].items():
+            if its[name] != wanted:
+                raise RuntimeError(
+                    f"{what}: the {name} must be the same on all ranks, got {its[name]} on rank {rank}, {wanted} on "
+                    "rank 0"
+                )
 
 
 def _joined(of_ranks: list[Any]) -> dict[str, Any]:
     """Return what the first rank says, with what others know of the optimizer's states of tables that it has not."""
     result: dict[str, Any] = of_ranks[0]
     for key, table in result["tables"].items():
-        for said in of_ranks[1:]:
-            other = said["tables"][key]
-            table["states"] |= other["states"]
-            table["numbers"] = table["numbers"] or other["numbers"]
+        its = [said["tables"][key] for said in of_ranks]
+        with_rows = [rank for rank, each in enumerate(its) if each["has_rows"]]
+        for rank in with_rows:
+            if its[rank]["states"] != its[with_rows[0]]["states"]:
+                names = (sorted(its[k]["states"].keys() - {""}) for k in (rank, with_rows[0]))
+                raise RuntimeError(
+                    f"save: the optimizer's states of table {key!r} must be the same on all ranks that have rows of "
+                    f"it, got {next(names)} on rank {rank}, {next(names)} on rank {with_rows[0]}: all ranks must take "
+                    "the same steps"
+                )
+        owner = its[with_rows[0]] if with_rows else table
+        result["tables"][key] = {name: x for name, x in owner.items() if name != "has_rows"}
     return result
 
 
 def _await(group: Any, path: Path) -> None:
     """Wait for a file; raise ``OSError`` on all ranks if one does not see it."""
     end = time.monotonic() + _PATIENCE
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    seen = agreed(group, path.exists())
-    if not all(seen):
+    with agreeing(group) as seen:
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        seen.append(path.exists())
+    _check_seen(path, [sees for (sees,) in seen])
+
+
+def _check_seen(path: Path, seen: list[Any]) -> None:
+    """Raise ``OSError`` if a rank does not see what the first does."""
+    if unlike := [rank for rank, sees in enumerate(seen) if not sees or sees != seen[0]]:
         raise OSError(
-            f"{path}: ranks {[rank for rank, sees in enumerate(seen) if not sees]} do not see what rank 0 has written: "
-            "folder must be the same for all ranks, as on a network file system"
+            f"{path}: ranks {unlike} do not see what rank 0 sees: folder must be the same for all ranks, as on a "
+            "network file system"
         )
 
 
-def _written(contents: Contents, tensors: Mapping[str, Tensor], to: Writer | ShardWriter) -> Iterator[None]:
+def _written(
+    contents: Contents, tensors: Mapping[str, Tensor], to: Writer | ShardWriter
+) -> Generator[None, None, None]:
     """Write this rank's shards, one at a step."""
     for name, its, about in _shards_of(contents, tensors):
         to.write(name, its, about)
@@ -209,13 +234,14 @@ def load(
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        OSError: a file cannot be read. If it disappears while tables are written, they are partly loaded.
+        RuntimeError: ranks call different things.
+        OSError: a file cannot be read, or ranks see different ones. If one disappears while tables are written, they
+            are partly loaded.
         ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer; the
             checkpoint is damaged, and the error names the file. Nothing is changed then, on any rank. The filter of a
             variable, ``CBFFilter``, has counters of another size or dtype.
 
-    Counts of a ``CBFFilter`` are added up over ranks if there were others, and may then be too high, by which keys come
-    in earlier.
+    If there were other ranks, a counter of a ``CBFFilter`` is the largest of those that ranks had: never too low.
 
     Example:
         >>> import tempfile
@@ -225,21 +251,19 @@ def load(
         >>> load(folder, table)
         {'step': 7}
     """
-    contents, error, number, restored = Contents(module, optimizer, "load"), None, None, None
-    group, store = contents.group, CheckpointStore(folder)
-    try:
-        if contents.rank == 0:
-            number = store.open(version).version.number
-    except Exception as raised:
-        error = raised
-    number = agreed(group, number, error)[0]
-    _await(group, store.manifest(number))
-    try:
-        restored = Restored(contents, store.open(number))
-    except Exception as raised:
-        error = raised
-    agreed(group, None, error)
-    assert restored is not None
+    contents = Contents(module, optimizer, "load")
+    group = contents.group
+    with agreeing(group) as said:
+        store = CheckpointStore(folder)
+        number = store.open(version).version.number if contents.rank == 0 else None
+        said += [{**contents.alike(), "version": version}, number]
+    _check_alike("load", [alike for alike, _ in said])
+    manifest = store.manifest(said[0][1])
+    _await(group, manifest)
+    with agreeing(group) as said:
+        said.append(hashlib.sha256(manifest.read_bytes()).hexdigest())
+        restored = Restored(contents, store.open(int(manifest.parent.name)))
+    _check_seen(manifest, [digest for (digest,) in said])
     together(group, restored.check())
     together(group, restored.write())
     return restored.extra()

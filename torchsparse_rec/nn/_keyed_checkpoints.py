@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..tables.part import are_apart
+from ..tables.part import are_left_out
 from ..tables.table import split_part
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
 from ..variable.records import Part
@@ -174,7 +174,10 @@ class KeyedCheckpoints(KeyedTable):
         self._rows.seen = seen_of(state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if are_apart() and split_part(self._stored_weight()) is not None:
+        if are_left_out(split_part(self._stored_weight())):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            for name in ("weight", "_extra_state"):
+                del destination[f"{prefix}{name}"]
             return
         check_whole(self._stored_weight(), "state_dict", SAVE_INSTEAD)
         if self.cold is not None:
@@ -184,9 +187,9 @@ class KeyedCheckpoints(KeyedTable):
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        if any(name.startswith(prefix) for name in state_dict):
-            check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
         weight = state_dict.get(f"{prefix}weight")
+        if weight is not None:
+            check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
         width = self.embedding_dim
         if weight is not None and tuple(weight.shape[1:]) != (width,):
             raise RuntimeError(  # raised here, so that rows and keys load together or not at all

@@ -24,26 +24,39 @@ from .._torch import as_stored
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Part", "PartGradient", "are_apart", "mark_gradient", "part_state", "passed_on", "plain", "refuse_one_rank"]
+__all__ = [
+    *("Part", "PartGradient", "are_apart", "are_left_out", "mark_gradient", "part_state", "passed_on", "plain"),
+    "refuse_one_rank",
+]
 
 
-# Whether state_dict() is to have this rank's parts of tables as they are, without those that grow.
-_apart: ContextVar[bool] = ContextVar("apart", default=False)
+# "parts" and "fixed": within part_state(), which says what that is.
+_has: ContextVar[str] = ContextVar("has", default="wholes")
 
 
 @contextmanager
-def part_state() -> Iterator[None]:
-    """Let ``state_dict()`` have this rank's parts of tables as they are, without those that grow."""
-    token = _apart.set(True)
+def part_state(fixed: bool = False) -> Iterator[None]:
+    """
+    Let ``state_dict()`` have this rank's parts of tables as they are, without split ones that grow.
+
+    Args:
+        fixed: whether it is to be without all tables that grow.
+    """
+    token = _has.set("fixed" if fixed else "parts")
     try:
         yield
     finally:
-        _apart.reset(token)
+        _has.reset(token)
 
 
 def are_apart() -> bool:
-    """Say whether this is within :func:`part_state`."""
-    return _apart.get()
+    """Say whether ``state_dict()`` is to have this rank's parts of tables."""
+    return _has.get() != "wholes"
+
+
+def are_left_out(part: Part | None) -> bool:
+    """Say whether ``state_dict()`` is to be without a table that grows, of which this rank has a part, if any."""
+    return _has.get() == "fixed" or (part is not None and are_apart())
 
 
 class Part(NamedTuple):

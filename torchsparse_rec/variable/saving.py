@@ -182,7 +182,9 @@ def refill(
         admission.candidates.clear(1024, store.weight.device)
     if isinstance(admission, SketchAdmission):
         admission.sketch.zero_()
-    store.states.start_over(metadata[0]["states"], metadata[0]["optimizer_steps"])
+    # One that had no rows has no states either.
+    states = dict.fromkeys(name for each in metadata for name in each["states"])
+    store.states.start_over(list(states), max(each["optimizer_steps"] for each in metadata))
     store.step = max(each["global_step"] for each in metadata)
     for name, tensors in shards:
         _restore_shard(rows, name, tensors)
