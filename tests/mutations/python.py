@@ -323,8 +323,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/checkpoint.py",
         "bound",
-        "for shards in of_ranks:",
-        "for shards in of_ranks[:-1]:",
+        "for shards in said:",
+        "for shards in said[:-1]:",
         "distributed",
     ),
     Mutation(
