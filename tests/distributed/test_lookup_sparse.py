@@ -25,7 +25,7 @@ class Tables(torch.nn.Module):
         torch.manual_seed(5)
         option = EmbeddingVariableOption(filter_option=CounterFilter(filter_freq=2))
         self.rows = nn.Embedding(ROWS, 4, padding_idx=3, grad_mode=grad_mode)
-        self.bags = nn.EmbeddingBag(ROWS, 6, grad_mode=grad_mode)
+        self.bags = nn.EmbeddingBag(ROWS, 5, grad_mode=grad_mode)
         self.keys = nn.EmbeddingVariable(4, name="keys", grad_mode=grad_mode)
         self.counted = nn.EmbeddingVariable(4, name="counted", ev_option=option, grad_mode=grad_mode)
         self.plain = nn.Embedding(ROWS, 4, grad_mode="dense")
@@ -40,6 +40,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "row": dict.fromkeys(("rows", "bags", "keys", "counted", "plain"), "row_wise"),
     "table": {
         name: distributed.TableWise(k % 2) for k, name in enumerate(("rows", "bags", "keys", "counted", "plain"))
+    },
+    "column": {  # four columns over three ranks leave one without
+        "rows": distributed.ColumnWise(),
+        "bags": "column_wise",
+        "keys": "row_wise",
+        "counted": distributed.TableWise(1),
+        "plain": distributed.ColumnWise([1]),
     },
     "mixed": {"rows": "data_parallel", "bags": "row_wise", "keys": "row_wise", "counted": distributed.TableWise(1)},
 }
@@ -123,6 +130,9 @@ def alone(ranks: int, mode: str | None, weighted: bool) -> Any:
         ("row", "sparse", False, 3),
         ("table", "fused", False, 3),
         ("table", "dense", True, 2),
+        ("column", "fused", True, 2),
+        ("column", "sparse", False, 3),
+        ("column", "dense", True, 3),
         ("mixed", "sparse", True, 2),
         ("mixed", "fused", False, 2),
     ],

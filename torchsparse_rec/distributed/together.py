@@ -101,8 +101,10 @@ class _Together:
     def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:
         self._tables, self._modules = tables, modules
         shards = [module._shards for module in modules]
-        whole = tuple(each.tables[0].rows or 1 for each in shards)
-        self._whole = tables.plan._replace(num_embeddings=whole)
+        # The plan of the tables as they are now has this rank's rows and columns.
+        sizes = [(each.tables[0].rows or 1, each.tables[0].dim) for each in shards]
+        rows, dims = zip(*sizes, strict=True)
+        self._whole = tables.plan._replace(num_embeddings=rows, dims=dims)
         self._features = [f"params[{k}]" for k in range(len(tables.plan.keys))]
         its = [replace(each.tables[0], module=self, pooling="sum") for each in shards]
         plans, one = [each.plans[0] for each in shards], shards[0]
