@@ -178,6 +178,10 @@ def bad_calls() -> list[str]:
         lambda: nn.lookup_sparse(both, [bad, ids], ["sum", "mean"]),
         lambda: nn.lookup_sparse(both, [ids, ids] if rank == 0 else [ids], ["sum", "mean"]),
         lambda: nn.lookup_sparse(both, [ids, ids], ["sum", "mean"], [None, torch.ones(rank + 2)]),
+        lambda: nn.lookup_sparse(both, [ids, ids], ["sum"] * 3),
+        lambda: nn.lookup_sparse([model.rows, torch.nn.ReLU() if rank == 0 else model.keys], [ids, ids], ["sum"] * 2),
+        lambda: nn.lookup_sparse([None if rank == 1 else model.rows, model.keys], [ids, ids], ["sum"] * 2),
+        lambda: nn.lookup_sparse(model.keys.weight if rank == 1 else model.keys, ids, "sum"),
         lambda: nn.lookup_sparse(both, [ids, ids], ["sum", "mean"]),
     ]
     return [message_of(call) for call in calls]
@@ -188,12 +192,16 @@ def test_errors_of_one_rank_are_those_of_all(two) -> None:
         "ValueError: rank 0: lookup_sparse: params[1] must be split over ranks, as others of params are, got a whole",
         "ValueError: rank 0: lookup_sparse: params[0] must be split over ranks, as others of params are, got a whole",
         "ValueError: rank 0: lookup_sparse: params[1] must have been split by the call of shard() that has split the",
-        "ValueError: lookup_sparse: params[0] must be a table that shard() has split by itself, got 'items' of a",
+        "ValueError: rank 0: lookup_sparse: params[0] must be a table that shard() has split by itself, got 'items' of",
         "ValueError: rank 1: lookup_sparse: combiners[1] must be one of 'sum', 'mean', 'sqrtn', got 'max'",
         "(mean): all ranks must make the same calls, got on rank 0: first lookup of lookup_sparse of rows (sum), keys",
         f"IndexError: rank 1: feature 'params[0]': id 1 must be in [0, {ROWS}), got {ROWS}",
         "ValueError: rank 1: lookup_sparse: indices must be a list of 2, one for each table, got 1",
         "ValueError: rank 1: lookup_sparse: sp_weights[1] must have 2 weights, one for each id, got 3",
+        "ValueError: rank 0: lookup_sparse: combiners must be a list of 2, one for each table, got 3",
+        "TypeError: rank 0: lookup_sparse: params[1] must be an EmbeddingVariable, Embedding, EmbeddingBag or a",
+        "TypeError: rank 1: lookup_sparse: params[0] must be an EmbeddingVariable, Embedding, EmbeddingBag or a",
+        "ValueError: rank 1: lookup_sparse: params[0] must be the EmbeddingVariable 'keys' itself, whose keys all",
     ]
     for rank, (*texts, last) in enumerate(two.run(bad_calls)):
         for text, part in zip(texts, wanted, strict=True):
