@@ -210,6 +210,23 @@ def test_errors_of_one_rank_are_those_of_all(two) -> None:
         assert last == ""
 
 
+def with_a_long_key(plan: Any) -> tuple[str, int]:
+    """Look up keys of which rank 1 has one that no table of int32 keys has; return the error, and how many came."""
+    first, short = nn.EmbeddingVariable(4), nn.EmbeddingVariable(4, key_dtype=torch.int32)
+    distributed.shard(torch.nn.ModuleList([first, short]), plan=plan)
+    keys = torch.arange(8)
+    of_short = keys.masked_fill(keys == 3, 2**40) if dist.get_rank() == 1 else keys
+    text = message_of(lambda: nn.lookup_sparse([first, short], [keys, of_short], ["sum", "sum"]))
+    nn.lookup_sparse([first, short], [keys[:0], keys[:0]], ["sum", "sum"])
+    return text, first.total_count() + short.total_count()
+
+
+@pytest.mark.parametrize("plan", ["row_wise", distributed.TableWise(0)], ids=["row", "table"])
+def test_a_key_that_is_too_long_is_found_before_any_is_inserted(two, plan: Any) -> None:
+    wanted = f"ValueError: rank 1: feature 'params[1]': key 3 must be of the key_dtype, int32, got {2**40}"
+    assert two.run(with_a_long_key, plan) == [(wanted, 0)] * 2
+
+
 def while_another_calls_a_module() -> None:
     model = distributed.shard(Tables(None), plan="row_wise")
     ids = torch.tensor([[1, 2]])

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
-from ._ids import check_ids
+from ._ids import check_ids, check_keys
 from ._keys import Keys
 from ._rows import Rows
 from .agreed import agreed
@@ -66,6 +66,8 @@ class Shards:
         self._split = [_form(table) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
+        short = [k for k, table in enumerate(tables) if table.grows and table.child.key_dtype == torch.int32]
+        self._short = sorted({whole.keys[lookup] for lookup in whole.lookups_of(short)})  # features of int32 keys
         groups: dict[tuple[bool, bool, int, torch.dtype], list[int]] = {}
         units: dict[bool, list[Unit]] = {}
         for k, (table, plan) in enumerate(zip(tables, plans, strict=True)):
@@ -175,6 +177,7 @@ class Shards:
         if ahead is None:
             names = dict(zip(places, self._features, strict=True))
             check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
+            check_keys(ids, {places[key]: self._features[key] for key in self._short})
             asked = Asked(call, ids, [way.ask(ids, places) for way in self._ways])
             if self._asks:
                 raise asked

@@ -69,7 +69,7 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
             first.together[key] = _Together(name, tables, [_module_of(owner, 0) for owner in tables.owners])
     found = first.together[key]
     with found.shards.told(found.training, None):
-        ids, _ = ids_of(params, indices, combiners, sp_weights)
+        ids, _ = ids_of(indices, sp_weights)
         return found.look_up(ids)  # type: ignore[no-any-return]
 
 

@@ -75,14 +75,14 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
             if part.look_up is None:
                 raise ValueError(f"lookup_sparse: params[{k}] must be a whole table, got a part of {part.name!r}")
             return part.look_up(params, indices, combiners, sp_weights)
-    ids, lengths = ids_of(params, indices, combiners, sp_weights)
+    check_lengths(params, indices, combiners, sp_weights)
+    ids, lengths = ids_of(indices, sp_weights)
     tables = SparseTables(params, combiners)
     return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
 
 
-def ids_of(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> tuple[Ids, list[int]]:
+def ids_of(indices: Sequence[Any], sp_weights: Sequence[Any] | None) -> tuple[Ids, list[int]]:
     """Return the ids of all tables, with weights if some have any, and how many each table has."""
-    check_lengths(params, indices, combiners, sp_weights)
     x = as_keyed_jagged_tensor({str(k): ids for k, ids in enumerate(indices)}, owner="lookup_sparse: indices")
     return Ids(x.values(), x.offsets(), _weights(x, sp_weights), x.stride_per_key(), False), x.length_per_key()
 
