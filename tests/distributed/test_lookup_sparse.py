@@ -25,7 +25,7 @@ class Tables(torch.nn.Module):
         torch.manual_seed(5)
         option = EmbeddingVariableOption(filter_option=CounterFilter(filter_freq=2))
         self.rows = nn.Embedding(ROWS, 4, padding_idx=3, grad_mode=grad_mode)
-        self.bags = nn.EmbeddingBag(ROWS, 6, grad_mode=grad_mode)
+        self.bags = nn.EmbeddingBag(ROWS, 5, grad_mode=grad_mode)
         self.keys = nn.EmbeddingVariable(4, name="keys", grad_mode=grad_mode)
         self.counted = nn.EmbeddingVariable(4, name="counted", ev_option=option, grad_mode=grad_mode)
         self.plain = nn.Embedding(ROWS, 4, grad_mode="dense")
@@ -40,6 +40,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "row": dict.fromkeys(("rows", "bags", "keys", "counted", "plain"), "row_wise"),
     "table": {
         name: distributed.TableWise(k % 2) for k, name in enumerate(("rows", "bags", "keys", "counted", "plain"))
+    },
+    "column": {  # four columns over three ranks leave one without
+        "rows": distributed.ColumnWise(),
+        "bags": "column_wise",
+        "keys": "row_wise",
+        "counted": distributed.TableWise(1),
+        "plain": distributed.ColumnWise([1]),
     },
     "mixed": {"rows": "data_parallel", "bags": "row_wise", "keys": "row_wise", "counted": distributed.TableWise(1)},
 }
@@ -123,6 +130,9 @@ def alone(ranks: int, mode: str | None, weighted: bool) -> Any:
         ("row", "sparse", False, 3),
         ("table", "fused", False, 3),
         ("table", "dense", True, 2),
+        ("column", "fused", True, 2),
+        ("column", "sparse", False, 3),
+        ("column", "dense", True, 3),
         ("mixed", "sparse", True, 2),
         ("mixed", "fused", False, 2),
     ],
@@ -168,6 +178,10 @@ def bad_calls() -> list[str]:
         lambda: nn.lookup_sparse(both, [bad, ids], ["sum", "mean"]),
         lambda: nn.lookup_sparse(both, [ids, ids] if rank == 0 else [ids], ["sum", "mean"]),
         lambda: nn.lookup_sparse(both, [ids, ids], ["sum", "mean"], [None, torch.ones(rank + 2)]),
+        lambda: nn.lookup_sparse(both, [ids, ids], ["sum"] * 3),
+        lambda: nn.lookup_sparse([model.rows, torch.nn.ReLU() if rank == 0 else model.keys], [ids, ids], ["sum"] * 2),
+        lambda: nn.lookup_sparse([None if rank == 1 else model.rows, model.keys], [ids, ids], ["sum"] * 2),
+        lambda: nn.lookup_sparse(model.keys.weight if rank == 1 else model.keys, ids, "sum"),
         lambda: nn.lookup_sparse(both, [ids, ids], ["sum", "mean"]),
     ]
     return [message_of(call) for call in calls]
@@ -178,18 +192,39 @@ def test_errors_of_one_rank_are_those_of_all(two) -> None:
         "ValueError: rank 0: lookup_sparse: params[1] must be split over ranks, as others of params are, got a whole",
         "ValueError: rank 0: lookup_sparse: params[0] must be split over ranks, as others of params are, got a whole",
         "ValueError: rank 0: lookup_sparse: params[1] must have been split by the call of shard() that has split the",
-        "ValueError: lookup_sparse: params[0] must be a table that shard() has split by itself, got 'items' of a",
+        "ValueError: rank 0: lookup_sparse: params[0] must be a table that shard() has split by itself, got 'items' of",
         "ValueError: rank 1: lookup_sparse: combiners[1] must be one of 'sum', 'mean', 'sqrtn', got 'max'",
         "(mean): all ranks must make the same calls, got on rank 0: first lookup of lookup_sparse of rows (sum), keys",
         f"IndexError: rank 1: feature 'params[0]': id 1 must be in [0, {ROWS}), got {ROWS}",
         "ValueError: rank 1: lookup_sparse: indices must be a list of 2, one for each table, got 1",
         "ValueError: rank 1: lookup_sparse: sp_weights[1] must have 2 weights, one for each id, got 3",
+        "ValueError: rank 0: lookup_sparse: combiners must be a list of 2, one for each table, got 3",
+        "TypeError: rank 0: lookup_sparse: params[1] must be an EmbeddingVariable, Embedding, EmbeddingBag or a",
+        "TypeError: rank 1: lookup_sparse: params[0] must be an EmbeddingVariable, Embedding, EmbeddingBag or a",
+        "ValueError: rank 1: lookup_sparse: params[0] must be the EmbeddingVariable 'keys' itself, whose keys all",
     ]
     for rank, (*texts, last) in enumerate(two.run(bad_calls)):
         for text, part in zip(texts, wanted, strict=True):
             # Of different calls each rank says first what it did.
             assert (part if rank == 0 else part.replace("(mean)", "(sum)", 1)) in text
         assert last == ""
+
+
+def with_a_long_key(plan: Any) -> tuple[str, int]:
+    """Look up keys of which rank 1 has one that no table of int32 keys has; return the error, and how many came."""
+    first, short = nn.EmbeddingVariable(4), nn.EmbeddingVariable(4, key_dtype=torch.int32)
+    distributed.shard(torch.nn.ModuleList([first, short]), plan=plan)
+    keys = torch.arange(8)
+    of_short = keys.masked_fill(keys == 3, 2**40) if dist.get_rank() == 1 else keys
+    text = message_of(lambda: nn.lookup_sparse([first, short], [keys, of_short], ["sum", "sum"]))
+    nn.lookup_sparse([first, short], [keys[:0], keys[:0]], ["sum", "sum"])
+    return text, first.total_count() + short.total_count()
+
+
+@pytest.mark.parametrize("plan", ["row_wise", distributed.TableWise(0)], ids=["row", "table"])
+def test_a_key_that_is_too_long_is_found_before_any_is_inserted(two, plan: Any) -> None:
+    wanted = f"ValueError: rank 1: feature 'params[1]': key 3 must be of the key_dtype, int32, got {2**40}"
+    assert two.run(with_a_long_key, plan) == [(wanted, 0)] * 2
 
 
 def while_another_calls_a_module() -> None:

@@ -224,6 +224,26 @@ def test_a_variable_alone_prefetches(two, plan: Any) -> None:
         assert all(torch.equal(x, y) for x, y in zip(with_, without, strict=True))
 
 
+def in_other_modes(plan: Any) -> Any:
+    """Look prefetched batches up: the second in train() on rank 1 alone, the last in eval() on all."""
+    variable, errors = distributed.shard(variable_of(), plan=plan), []
+    batches = [torch.arange(4) + 10 * step for step in range(4)]
+    for step, (_, ids) in enumerate(distributed.prefetch(batches, variable, lambda batch: batch)):
+        variable.train(step in (0, 2) or (step == 1 and dist.get_rank() == 1))
+        before = variable._shards.ranks._messages
+        errors.append(message_of(lambda ids=ids: variable(ids).sum().backward()))
+        assert step == 1 or variable._shards.ranks._messages - before == 2  # results, gradients
+    return errors, keys_of(variable, all_ranks=True)["keys"]
+
+
+@pytest.mark.parametrize("plan", ["row_wise", distributed.TableWise(1)], ids=["row", "table"])
+def test_modes_that_differ_after_a_prefetch_are_noticed_and_training_may_go_on(two, plan: Any) -> None:
+    for errors, keys in two.run(in_other_modes, plan):
+        assert [kind for kind, _ in errors] == ["", "RuntimeError", "", ""]
+        assert re.search(r"on rank 0: lookup of .* in eval\(\).*; on rank 1: lookup of .* in train\(\)", errors[1][1])
+        assert {0, 1, 2, 3, 20, 21, 22, 23} == set(keys.tolist()) - {10, 11, 12, 13}
+
+
 # ---- Room ------------------------------------------------------------------------------------------------------------
 
 

@@ -337,8 +337,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/shards.py",
         "sign",
-        "torch.full((ranks.count,), failed is not None,",
-        "torch.full((ranks.count,), False,",
+        "call.signature if failed is None else 0",
+        "call.signature",
         "distributed",
     ),
     Mutation(

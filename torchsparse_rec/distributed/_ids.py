@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..nn.plan import Ids, counts_of
 
-__all__ = ["bad_id", "check_ids", "reordered", "taken", "without"]
+__all__ = ["bad_id", "check_ids", "check_keys", "reordered", "taken", "without"]
 
 
 def check_ids(ids: Ids, features: Sequence[str]) -> None:
@@ -43,6 +43,24 @@ def check_ids(ids: Ids, features: Sequence[str]) -> None:
             raise ValueError(f"weights must be one for each of {ids.indices.numel()} ids, got {weights.numel()}")
         if bool(weights.isnan().any()):
             raise ValueError(f"weights[{int(weights.isnan().nonzero()[0])}] must be a number, got nan")
+
+
+def check_keys(ids: Ids, features: Mapping[int, str]) -> None:
+    """
+    Raise ``ValueError`` for a key that a table of int32 keys cannot have.
+
+    Args:
+        ids: of all features.
+        features: those that are looked up in such tables, by their places among all, and their names.
+    """
+    if not features or ids.indices.dtype == torch.int32:
+        return
+    its = ids.indices.split(counts_of(ids))
+    for place, name in features.items():
+        wrong = (its[place] != its[place].int()).nonzero()
+        if wrong.numel():
+            at = int(wrong[0])
+            raise ValueError(f"feature {name!r}: key {at} must be of the key_dtype, int32, got {int(its[place][at])}")
 
 
 def _place(ids: Ids, features: Sequence[str], bag: int) -> str:

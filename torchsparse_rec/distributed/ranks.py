@@ -76,8 +76,7 @@ class Ranks:
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.sequence = self._messages = 0
         self._place = f"torchsparse_rec/{self.group.group_name}/"
-        # Lookups whose backward may still come.
-        self._open = 0
+        self.open = 0  # lookups whose backward may still come
         self._broken: BaseException | None = None
 
     def reserve(self, counts: int) -> None:
@@ -147,7 +146,7 @@ class Ranks:
             statuses = came[:, 2].tolist()
             # A rank without a batch does not know what the details of its call would be.
             if ENDED_WITHOUT_EMPTY not in statuses and bool((came[:, :2] != came[self.rank, :2]).any()):
-                self._raise_different(call, number)
+                self.raise_different(call, number)
             return came[:, _WORDS : _WORDS + width], statuses
 
         return end
@@ -205,16 +204,16 @@ class Ranks:
 
     def expect_backward(self) -> None:
         """Count a lookup whose backward may come."""
-        self._open += 1
+        self.open += 1
 
     def send_back(
         self, call: Call, parts: Sequence[Tensor], sent: Sequence[Sequence[int]], came: Sequence[Sequence[int]]
     ) -> list[Tensor]:
         """Send vectors as :meth:`start` does, in a backward; return what came."""
         with self.exchange(call):
-            if self._open > 1:  # which backward comes is not certain: sizes that differ would end the process
+            if self.open > 1:  # which backward comes is not certain: sizes that differ would end the process
                 self.start_headers(self._backward_group, call, torch.zeros(self.count, 0, dtype=torch.int64))()
-            self._open -= 1
+            self.open -= 1
             return self.start(self._backward_group, call, parts, sent, came)()
 
     # ---- Errors ------------------------------------------------------------------------------------------------------
@@ -286,7 +285,14 @@ class Ranks:
             f"{said[second]}"
         )
 
-    def _raise_different(self, call: Call, number: int) -> NoReturn:
+    def raise_different(self, call: Call, number: int) -> NoReturn:
+        """
+        Raise ``RuntimeError``, on all ranks, for calls that differ.
+
+        Args:
+            call: what this rank does.
+            number: of the header.
+        """
         said = agreed(self.group, f"{call} (call {number})")
         raise RuntimeError(
             self._different(call, said, next(rank for rank, text in enumerate(said) if text != said[self.rank]))

@@ -99,7 +99,11 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     """
     An :class:`EmbeddingVariable` whose keys are split over ranks, made by :func:`shard`.
 
-    ``export``, ``total_count``, ``stats``, ``insert``, ``erase`` and ``evict`` are of this rank's keys.
+    ``export``, ``total_count``, ``stats``, ``insert``, ``erase`` and ``evict`` are of this rank's keys, and so is
+    ``global_step``: of a ``TableWise`` variable it stays 0 on ranks that do not have it.
+
+    Where a rank has no room for the keys of a step, all ranks raise, when others may have inserted and counted keys of
+    that call: end the run or load a checkpoint.
     """
 
     @torch.compiler.disable(reason=NO_GRAPH)

@@ -32,7 +32,7 @@ from .sharded import SHARDED
 from .shards import Shards
 from .states import add_state_hooks, part_of
 from .tables import Table, check_columns, digest, growth_of, tables_of
-from .together import look_up_together, note_single
+from .together import look_up_together, note_split
 
 __all__ = ["plan_of", "shard"]
 
@@ -158,8 +158,8 @@ def shard(
         child.__class__ = SHARDED[type(child)]
         child._shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
         child._forget_lookups()  # type: ignore[operator]
-        if not isinstance(child, Collection):
-            note_single(child)
+        for table in its[title]:
+            note_split(child, table.weight)
         add_state_hooks(child)  # type: ignore[arg-type]
     leave_out_of_ddp(module)
     vars(module)["_torchsparse_rec_planned"] = planned

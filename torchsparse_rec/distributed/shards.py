@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
-from ._ids import check_ids
+from ._ids import check_ids, check_keys
 from ._keys import Keys
 from ._rows import Rows
 from .agreed import agreed
@@ -27,7 +27,7 @@ from .tables import Table, check_columns, digest, lookups_of
 __all__ = ["NO_GRAPH", "Shards", "columns"]
 
 NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
-# Lookups that train, after each of which copies of replicated tables are compared.
+# Lookups with gradients, after each of which copies of replicated tables are compared.
 _OFTEN = 1000
 
 
@@ -66,6 +66,8 @@ class Shards:
         self._split = [_form(table) for table in tables]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
+        short = [k for k, table in enumerate(tables) if table.grows and table.child.key_dtype == torch.int32]
+        self._short = sorted({whole.keys[lookup] for lookup in whole.lookups_of(short)})  # features of int32 keys
         groups: dict[tuple[bool, bool, int, torch.dtype], list[int]] = {}
         units: dict[bool, list[Unit]] = {}
         for k, (table, plan) in enumerate(zip(tables, plans, strict=True)):
@@ -175,25 +177,28 @@ class Shards:
         if ahead is None:
             names = dict(zip(places, self._features, strict=True))
             check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
+            check_keys(ids, {places[key]: self._features[key] for key in self._short})
             asked = Asked(call, ids, [way.ask(ids, places) for way in self._ways])
             if self._asks:
                 raise asked
             told = ranks.headers(call, asked.counts)
         else:
             asked, told = ahead.asked, ahead.told
-        if wanted and training:
-            self._trained += 1
-            if self._copied and self._trained % _OFTEN == 0:
-                self._check_copies(weights)
-        result, failed = None, None
+        result, failed, open_before = None, None, ranks.open
         with ranks.exchange(call):
             try:
                 result = self._exchanged(call, ids, asked, told, wanted, module._look_up_tables)
             except _Failed as error:  # all ranks know of it, and none waits for another
                 failed = error
         if failed is not None:
+            ranks.open = open_before
             agreed(ranks.group, None, failed.error)
+            ranks.raise_different(call, ranks.sequence)
         assert result is not None
+        if wanted:  # and in whichever mode: of batches that were prefetched ranks may not know each other's
+            self._trained += 1
+            if self._copied and self._trained % _OFTEN == 0:
+                self._check_copies(weights)
         return scale_gradient(result, self._at_once)
 
     def _check_copies(self, weights: Sequence[Parameter]) -> None:
@@ -265,11 +270,13 @@ class Shards:
                 answers.append(torch.zeros(sum(sizes_of_answer.sent), dtype=way.dtype, device=ranks.device))
             at += len(a.parts)
         if self._grows:
-            answers.append(torch.full((ranks.count,), failed is not None, dtype=torch.int64, device=ranks.device))
+            # And what this rank does, as the header of a batch that was prefetched tells the mode of that time.
+            word = call.signature if failed is None else 0
+            answers.append(torch.full((ranks.count,), word, dtype=torch.int64, device=ranks.device))
             answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
         group = ranks.group if ahead is None else ranks.ahead_results
         values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self.wire_dtype)
-        if self._grows and bool(values.pop().any()):
+        if self._grows and bool((values.pop() != call.signature).any()):
             raise _Failed(failed)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
@@ -284,10 +291,10 @@ class Shards:
 
 class _Failed(Exception):
     """
-    A rank could not make the rows that others asked for.
+    A rank could not make the rows that others asked for, or ranks do different things.
 
     Args:
-        error: of this rank; None: it is another's.
+        error: of this rank; None: it is another's, or ranks differ.
     """
 
     def __init__(self, error: Exception | None) -> None:

@@ -9,24 +9,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .._torch import as_stored
+from ..nn import EmbeddingVariable
+from ..nn.collection import Collection
 from ..nn.grad_mode import GradModeMixin
-from ..nn.lookup_sparse import SparseTables, ids_of, weight_of
+from ..nn.lookup_sparse import SparseTables, check_lengths, checked, ids_of, part_of, weight_of
 from ..nn.plan import Ids, Plan, counts_of
-from ..tables.table import table_if_any
 from .ranks import Call
 from .shards import NO_GRAPH, Shards
 
-__all__ = ["look_up_together", "note_single"]
+__all__ = ["look_up_together", "note_split"]
 
-# The modules that shard() has split, each with one table, by the id of its parameter, which lives as long.
+# The modules that shard() has split, by the ids of their tables' parameters, which live as long.
 _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def note_single(module: Any) -> None:
-    """Note a module with one table, which is split over ranks, for calls that are given its parameter."""
-    _modules[id(module._stored_weight())] = module
+def note_split(module: Any, weight: Parameter) -> None:
+    """Note a module that looks up a table which is split over ranks, for calls that are given its parameter."""
+    _modules[id(weight)] = module
 
 
 @torch.compiler.disable(reason=NO_GRAPH)
@@ -41,13 +43,14 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
         sp_weights: as of the function.
 
     Raises:
-        ValueError: a table is whole, of a collection, or was split by another call of ``shard``; and the errors of the
-            function, of whichever rank.
+        ValueError: a table is whole, of a collection, or was split by another call of ``shard``; the parameter of a
+            table that grows; and the errors of the function, of whichever rank.
     """
-    known = [_modules.get(id(weight_of(given))) for given in params if isinstance(given, (Tensor, torch.nn.Module))]
+    known = [_modules.get(id(weight_of(given))) for given in params if part_of(given) is not None]
     teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
     first = teller._shards
     with first.told(teller.training, None):
+        check_lengths(params, indices, combiners, sp_weights)
         modules = [_module_of(given, k) for k, given in enumerate(params)]
         for k, module in enumerate(modules):
             if module._shards.ranks is not first.ranks:
@@ -66,24 +69,28 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
             first.together[key] = _Together(name, tables, [_module_of(owner, 0) for owner in tables.owners])
     found = first.together[key]
     with found.shards.told(found.training, None):
-        ids, _ = ids_of(params, indices, combiners, sp_weights)
+        ids, _ = ids_of(indices, sp_weights)
         return found.look_up(ids)  # type: ignore[no-any-return]
 
 
 def _module_of(given: Any, k: int) -> Any:
     """Return the module of a table that is split by itself."""
-    weight = weight_of(given)
-    table = table_if_any(weight)
-    if table is None or table.part is None:
+    part = part_of(checked(given, k))
+    if part is None:
         raise ValueError(
             f"lookup_sparse: params[{k}] must be split over ranks, as others of params are, got a whole table: look it "
             "up in a call of its own"
         )
-    module = _modules.get(id(weight))
-    if module is None:
+    module = _modules.get(id(weight_of(given)))
+    if module is None or isinstance(module, Collection):
         raise ValueError(
-            f"lookup_sparse: params[{k}] must be a table that shard() has split by itself, got {table.part.name!r} of "
+            f"lookup_sparse: params[{k}] must be a table that shard() has split by itself, got {part.name!r} of "
             "a collection: call the collection"
+        )
+    if isinstance(given, Tensor) and isinstance(module, EmbeddingVariable):
+        raise ValueError(
+            f"lookup_sparse: params[{k}] must be the EmbeddingVariable {part.name!r} itself, whose keys all ranks "
+            "know, got its weight, whose rows have numbers on this rank alone"
         )
     return module
 
@@ -101,8 +108,10 @@ class _Together:
     def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:
         self._tables, self._modules = tables, modules
         shards = [module._shards for module in modules]
-        whole = tuple(each.tables[0].rows or 1 for each in shards)
-        self._whole = tables.plan._replace(num_embeddings=whole)
+        # The plan of the tables as they are now has this rank's rows and columns.
+        sizes = [(each.tables[0].rows or 1, each.tables[0].dim) for each in shards]
+        rows, dims = zip(*sizes, strict=True)
+        self._whole = tables.plan._replace(num_embeddings=rows, dims=dims)
         self._features = [f"params[{k}]" for k in range(len(tables.plan.keys))]
         its = [replace(each.tables[0], module=self, pooling="sum") for each in shards]
         plans, one = [each.plans[0] for each in shards], shards[0]

@@ -23,7 +23,7 @@ from .grad_mode import GradModeMixin
 from .gradients import keep_coalesced
 from .plan import Ids, Plan
 
-__all__ = ["SparseTables", "ids_of", "lookup_sparse", "weight_of"]
+__all__ = ["SparseTables", "check_lengths", "checked", "ids_of", "lookup_sparse", "part_of", "weight_of"]
 
 _MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN}
 
@@ -54,7 +54,7 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         IndexError: an id that a fixed table does not have.
         TypeError: params or indices of no known kind.
         ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids; some
-            tables are split over ranks, others are not.
+            tables are split over ranks, others are not; the parameter of a variable that is split.
 
     Source: ``sparse_operation_kit.lookup_sparse``; DeepRec's ``group_embedding_lookup_sparse``.
 
@@ -70,24 +70,25 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
     for k, given in enumerate(params):
-        part = _part_of(given)
+        part = part_of(given)
         if part is not None:
             if part.look_up is None:
                 raise ValueError(f"lookup_sparse: params[{k}] must be a whole table, got a part of {part.name!r}")
             return part.look_up(params, indices, combiners, sp_weights)
-    ids, lengths = ids_of(params, indices, combiners, sp_weights)
+    check_lengths(params, indices, combiners, sp_weights)
+    ids, lengths = ids_of(indices, sp_weights)
     tables = SparseTables(params, combiners)
     return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
 
 
-def ids_of(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> tuple[Ids, list[int]]:
+def ids_of(indices: Sequence[Any], sp_weights: Sequence[Any] | None) -> tuple[Ids, list[int]]:
     """Return the ids of all tables, with weights if some have any, and how many each table has."""
-    _check_lengths(params, indices, combiners, sp_weights)
     x = as_keyed_jagged_tensor({str(k): ids for k, ids in enumerate(indices)}, owner="lookup_sparse: indices")
     return Ids(x.values(), x.offsets(), _weights(x, sp_weights), x.stride_per_key(), False), x.length_per_key()
 
 
-def _check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> None:
+def check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> None:
+    """Raise ``ValueError`` unless a call has as many ids, combiners and weights as tables."""
     if not params:
         raise ValueError("lookup_sparse: params must have at least one table, got none")
     for argument, value in (("indices", indices), ("combiners", combiners), ("sp_weights", sp_weights)):
@@ -149,7 +150,7 @@ class SparseTables:
             place = next((i for i, owner in enumerate(self.owners) if owner is given), None)
             if place is None:
                 place = len(self.owners)
-                self.owners.append(_checked(given, k))
+                self.owners.append(checked(given, k))
             tables.append(place)
         stored = [weight_of(owner) for owner in self.owners]
         self.plan = Plan(
@@ -235,7 +236,8 @@ def _kind(owner: Any, weight: Tensor, ids: int) -> str:
     return "sparse" if getattr(owner, "sparse", False) is True and weight.requires_grad else "dense"
 
 
-def _checked(given: Any, k: int) -> Any:
+def checked(given: Any, k: int) -> Any:
+    """Return a table that is given to a call; raise ``TypeError`` or ``ValueError`` if it cannot be looked up."""
     known = (EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag)
     if isinstance(given, known):
         if getattr(given, "max_norm", None) is not None:
@@ -250,7 +252,7 @@ def _checked(given: Any, k: int) -> Any:
     )
 
 
-def _part_of(given: Any) -> Part | None:
+def part_of(given: Any) -> Part | None:
     """Return what a table is a part of, or a copy, where ranks share it; None for all others."""
     known = isinstance(given, (Tensor, EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag))
     table = table_if_any(weight_of(given)) if known else None
