@@ -30,7 +30,9 @@ HASHED = "--tables hashed --buckets 60"
 DLRM = f"-m torchsparse_rec.examples.dlrm {SIZES} --max-cardinality 100 --bottom 8 --top 16"
 EXAMPLES = {
     "hashed": f"{DLRM} {HASHED} --samples 3810 --evaluate-every 10 --save-every 10 --checkpoint",
-    "dynamic": f"{DLRM} --filter 2 --evict 9 --samples 3810 --evaluate-every 10 --save-every 10 --checkpoint",
+    # The first part ends with a delta.
+    "dynamic": f"{DLRM} --filter 2 --evict 9 --samples 3810 --evaluate-every 10 --save-every 20 --delta-every 5 "
+    "--checkpoint",
     "ncf": "-m torchsparse_rec.examples.ncf --dataset generated --factors 4 --layers 16,8 --batch-size 50000 "
     "--epochs 2 --output-dir",
     "wide_deep": f"-m torchsparse_rec.examples.wide_deep {SIZES} --samples 1000 --rows 200 --mlp 16,8 --lr 0.5 "

@@ -302,8 +302,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/_restored.py",
         "sign",
-        "torch.maximum(sketch, more)",
-        "sketch + more",
+        ".amax(0)",
+        ".sum(0, dtype=sketches[0].dtype)",
         "distributed",
     ),
     Mutation(

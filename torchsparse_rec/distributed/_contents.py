@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from .._torch import as_stored
 from ..nn.collection import Collection
 from ..tables.part import part_state
 from ..tables.table import table_of
+from ..variable.saving import metadata_of, shards_of
 from ._values import decoded, encoded
 from .boxes import Kept
 from .plan import ColumnWise, Replicated, TablePlan, TableWise
@@ -74,17 +76,60 @@ class GrowingTable:
     Args:
         variable: the table.
         plan: where it is; None: whole on each rank.
+        rank: this one.
         ranks: W.
+        key: of the table.
     """
 
     variable: Any
     plan: TablePlan | None
+    rank: int
     ranks: int
+    key: str
 
     def where(self) -> str:
         """Say which rank has which keys: where that is the same, so is what each has."""
         rank = f" {self.plan.rank}" if isinstance(self.plan, TableWise) else ""
         return f"{type(self.plan).__name__}{rank} of {self.ranks}"
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes its keys: of copies the first does."""
+        return self.plan is not None or self.rank == 0
+
+    def base(self, folder: str | os.PathLike[str]) -> int | None:
+        """Return the version in a folder since whose step it is known what has changed, if any."""
+        rows = self.variable._rows
+        known = rows.saved is not None and rows.saved[1] == self._place(folder) and not rows.all_changed
+        return rows.saved[2] if known else None
+
+    def note_saved(self, folder: str | os.PathLike[str], version: int) -> None:
+        """Note a version that has what this rank has."""
+        rows = self.variable._rows
+        rows.note_saved((rows.store.step, self._place(folder), version))
+
+    def _place(self, folder: str | os.PathLike[str]) -> str:
+        # Not the folder itself, in which save_delta() of the variable must not write.
+        return os.path.join(os.path.abspath(folder), self.key)
+
+    def about(self) -> dict[str, Any] | None:
+        """Apply evict options, and return what a checkpoint says of this rank's keys beside them, if it has some."""
+        with self.variable._settled():
+            self.variable._rows.evict()
+            self.variable._store.states.flush()
+            return metadata_of(self.variable._rows) if self.writes else None
+
+    def shards(self, since_base: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """
+        Yield this rank's shards.
+
+        Args:
+            since_base: whether only what has changed since :meth:`base`.
+        """
+        rows = self.variable._rows
+        with self.variable._settled():
+            since = rows.saved[0] if since_base and not rows.store.states.moves_all_rows() else None
+            yield from shards_of(rows, since, since_base)
 
 
 class Contents:
@@ -137,7 +182,9 @@ class Contents:
             for k, table in enumerate(tables):
                 key = f"{title}.{table.key}".lstrip(".")
                 if table.rows is None:
-                    self.growing[key] = GrowingTable(table.child, None if plans is None else plans[k], self.ranks)
+                    self.growing[key] = GrowingTable(
+                        table.child, None if plans is None else plans[k], self.rank, self.ranks, key
+                    )
                 else:
                     plan = Replicated() if plans is None else plans[k]
                     self.fixed[key] = FixedTable(table, Kept(table.rows, table.dim, plan, self.rank, self.ranks))
@@ -168,6 +215,11 @@ class Contents:
         for key in [key for key in state if key in self.fixed or key.startswith(inside)]:
             del state[key]
         return state
+
+    def base(self, folder: str | os.PathLike[str]) -> int | None:
+        """Return the version in a folder on top of which this rank can write what has changed, if any."""
+        bases = {its.base(folder) for its in self.growing.values()}
+        return bases.pop() if len(bases) == 1 else None
 
     def alike(self) -> dict[str, Any]:
         """Return what all ranks must have alike, by what it is."""
@@ -208,7 +260,7 @@ class Contents:
             }
             for key, its in self.fixed.items()
         }
-        said["variables"] = {key: its.where() for key, its in self.growing.items()}
+        said["variables"] = {key: {"where": its.where(), "of_ranks": its.about()} for key, its in self.growing.items()}
         return {"said": said, "tensors": tensors}
 
     def _read_optimizer(self, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -45,14 +45,15 @@ class Restored:
         self._growing: dict[Any, list[tuple[Path, Shard]]] = {}
         self._fixed: dict[tuple[Any, Any], list[tuple[Path, Shard]]] = {}
         self._rests: list[tuple[Path, Shard]] = []
+        newest = chain.manifest_path.parent
         for path, shard in chain.shards():
             about = shard.about
-            if shard.name == "rest":
+            if "variable" in about:
+                self._growing.setdefault(about["variable"], []).append((path, shard))
+            elif path == newest and "table" in about:
+                self._fixed.setdefault((about["table"], about.get("state")), []).append((path, shard))
+            elif path == newest:
                 self._rests.append((path, shard))
-            elif shard.name == "table":
-                self._fixed.setdefault((about.get("table"), about.get("state")), []).append((path, shard))
-            else:
-                self._growing.setdefault(about.get("variable"), []).append((path, shard))
 
     # ---- What this rank reads ----------------------------------------------------------------------------------------
 
@@ -81,9 +82,14 @@ class Restored:
             return found
         return [each for each in found if each[1].about.get("rank") == self._contents.rank]
 
+    def _metadata_of(self, key: str) -> list[dict[str, Any]]:
+        """Return what ranks have said of the keys that :meth:`_of_growing` are of."""
+        of_ranks = self.metadata["variables"][key]["of_ranks"]
+        return [of_ranks[self._contents.rank]] if self._same(key) else [each for each in of_ranks if each is not None]
+
     def _same(self, key: str) -> bool:
         its = self._contents.growing[key]
-        return its.plan is not None and self.metadata["variables"][key] == its.where()
+        return its.plan is not None and self.metadata["variables"][key]["where"] == its.where()
 
     def extra(self) -> Any:
         """Return what the caller of ``save`` wanted back."""
@@ -158,8 +164,7 @@ class Restored:
         shards = self._of_growing(key, its)
         if not shards:
             raise CheckpointError(self._chain.manifest_path, f"must have keys of table {key!r}")
-        for path, shard in shards:
-            saved = shard.about["metadata"]
+        for saved in self._metadata_of(key):
             for name, has in (
                 ("embedding_dim", store.weight.shape[1]),
                 ("dtype", dtype_name(store.weight)),
@@ -168,6 +173,7 @@ class Restored:
                 if saved.get(name) != has:
                     raise ValueError(f"load: {name} of table {key!r} must be {saved.get(name)}, got {has}")
             check_metadata(self._chain.manifest_path, saved)
+        for path, shard in shards:
             tensors = self._chain.read_shard(path, shard)
             checks.check_shard(path / shard.file, shard.name, tensors)
             yield
@@ -223,32 +229,32 @@ class Restored:
 
     def _write_growing(self, key: str, its: GrowingTable) -> None:
         variable, shards = its.variable, self._of_growing(key, its)
-        of_ranks = {shard.about["rank"]: shard.about["metadata"] for _, shard in shards}
         part = split_part(variable._stored_weight())
         has = None if part is None or self._same(key) else part.has
         device = variable._store.weight.device
 
         def wanted() -> Iterator[tuple[str, dict[str, Tensor]]]:
-            sketch: Tensor | None = None
+            sketches: dict[int, Tensor] = {}
             for path, shard in shards:
                 tensors = self._chain.read_shard(path, shard)
                 if shard.name == "sketch":
-                    more = tensors["sketch"]
-                    # Of a key its own rank has counted no less than has come; other ranks have counted other keys.
-                    sketch = more if sketch is None else torch.maximum(sketch, more)
+                    sketches[shard.about["rank"]] = tensors["sketch"]
                     continue
                 if has is not None:
                     mine = has(tensors["keys"].to(device)).cpu()
                     tensors = {name: x[mine] for name, x in tensors.items()}
                 yield shard.name, tensors
-            if sketch is not None:
-                yield "sketch", {"sketch": sketch}
+            if sketches:
+                # Of a key its own rank has counted no less than has come; other ranks have counted other keys.
+                yield "sketch", {"sketch": torch.stack([*sketches.values()]).amax(0)}
 
         with variable._lock.writing():
             variable._training.forget()
-            refill(variable._rows, list(of_ranks.values()), wanted())
+            refill(variable._rows, self._metadata_of(key), wanted())
             if has is not None and self._contents.rank > 0:
                 variable._rows.evicted = 0  # counted on the first rank
+            if self._same(key):
+                its.note_saved(self._chain.path, self._chain.version.number)
 
 
 def _kind(x: Any) -> str:

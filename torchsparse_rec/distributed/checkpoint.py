@@ -17,7 +17,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ..variable.checkpoint import CheckpointStore, ShardWriter, Writer
-from ..variable.saving import metadata_of, shards_of
 from ._contents import Contents, FixedTable
 from ._restored import Restored
 from ._values import encoded
@@ -39,6 +38,7 @@ def save(
     optimizer: Optimizer | None = None,
     extra: Any = None,
     *,
+    delta: bool = False,
     keep: int | None = None,
     on_phase: Callable[[str], None] | None = None,
 ) -> int:
@@ -58,7 +58,10 @@ def save(
         optimizer: that holds parameters of the module alone: one of :mod:`torchsparse_rec.optim`, or of torch.
         extra: of the first rank, for :func:`load` to return: None, numbers, strings, tensors, and lists, tuples and
             mappings of them, such as the number of steps and the state of a random generator.
-        keep: how many of the last versions stay. Default: all.
+        delta: whether to write only what has changed of tables that grow, on top of the version that this model has
+            saved or loaded last; all is written if that was in another folder, or by other ranks or plans. What
+            optimizers move in every step has always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
+        keep: how many of the last versions stay, beside those that they are on top of. Default: all.
         on_phase: is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
     Returns:
@@ -89,13 +92,17 @@ def save(
     with agreeing(group) as said:
         store, found = CheckpointStore(folder, keep=keep), contents.read()
         extra = encoded(extra, "extra", found["tensors"])
-        said += [contents.alike(), {**found["said"], "extra": extra, "ranks": contents.ranks}]
-    _check_alike("save", [alike for alike, _ in said])
-    metadata = _joined([of_rank for _, of_rank in said])
+        of_rank = {**found["said"], "extra": extra, "ranks": contents.ranks}
+        said += [{**contents.alike(), "argument delta": delta}, of_rank, contents.base(folder) if delta else None]
+    _check_alike("save", [alike for alike, *_ in said])
+    metadata = _joined([of_rank for _, of_rank, _ in said])
+    bases = {base for *_, base in said}
+    base = bases.pop() if len(bases) == 1 else None
+    kind = "full" if base is None else "delta"
     with ExitStack() as stack:
         with agreeing(group) as said:
             if first:
-                writer = stack.enter_context(store.writer("full", metadata, on_phase=on_phase, rank=0))
+                writer = stack.enter_context(store.writer(kind, metadata, base=base, on_phase=on_phase, rank=0))
                 token = f".token-{secrets.token_hex(8)}"
                 (store.partial(writer.number) / token).touch()
                 said += [writer.number, token]
@@ -103,7 +110,7 @@ def save(
         _await(group, store.partial(number) / token)
         with agreeing(group):
             to = writer if first else store.shard_writer(number, contents.rank, on_phase)
-        together(group, _written(contents, found["tensors"] if first else {}, to))
+        together(group, _written(contents, found["tensors"] if first else {}, to, base is not None))
         with agreeing(group) as said:
             said += to.shards if isinstance(to, ShardWriter) else []
         with agreeing(group):
@@ -112,6 +119,8 @@ def save(
                 for shards in said:
                     writer.add(shards)
                 writer.commit()
+    for its in contents.growing.values():
+        its.note_saved(folder, number)
     return int(number)
 
 
@@ -142,6 +151,8 @@ def _joined(of_ranks: list[Any]) -> dict[str, Any]:
                 )
         owner = its[with_rows[0]] if with_rows else table
         result["tables"][key] = {name: x for name, x in owner.items() if name != "has_rows"}
+    for key, variable in result["variables"].items():
+        variable["of_ranks"] = [said["variables"][key]["of_ranks"] for said in of_ranks]
     return result
 
 
@@ -165,10 +176,10 @@ def _check_seen(path: Path, seen: list[Any]) -> None:
 
 
 def _written(
-    contents: Contents, tensors: Mapping[str, Tensor], to: Writer | ShardWriter
+    contents: Contents, tensors: Mapping[str, Tensor], to: Writer | ShardWriter, delta: bool
 ) -> Generator[None, None, None]:
     """Write this rank's shards, one at a step."""
-    for name, its, about in _shards_of(contents, tensors):
+    for name, its, about in _shards_of(contents, tensors, delta):
         to.write(name, its, about)
         yield
     if isinstance(to, ShardWriter):
@@ -176,7 +187,7 @@ def _written(
 
 
 def _shards_of(
-    contents: Contents, tensors: Mapping[str, Tensor]
+    contents: Contents, tensors: Mapping[str, Tensor], delta: bool
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
     """Yield the name, tensors and description of each shard that this rank writes."""
     if contents.rank == 0:
@@ -187,14 +198,9 @@ def _shards_of(
                 for box, values in _pieces(its, x):
                     yield "table", {"values": values}, {"table": key, "state": state, "box": box}
     for key, growing in contents.growing.items():
-        if growing.plan is not None or contents.rank == 0:
-            variable = growing.variable
-            with variable._settled():
-                variable._rows.evict()
-                variable._store.states.flush()
-                about = {"variable": key, "rank": contents.rank, "metadata": metadata_of(variable._rows)}
-                for name, part in shards_of(variable._rows):
-                    yield name, part, about
+        if growing.writes:
+            for name, part in growing.shards(delta):
+                yield name, part, {"variable": key, "rank": contents.rank}
 
 
 def _pieces(its: FixedTable, x: Tensor) -> Iterator[tuple[Box, Tensor]]:

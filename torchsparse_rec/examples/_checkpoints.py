@@ -30,6 +30,10 @@ class Checkpoint:
         """Say whether to write after a step, after a record of it or not, the last one or not."""
         return recorded
 
+    def is_delta(self, step: int) -> bool:
+        """Say whether what is written after a step may have only what has changed of tables that grow."""
+        return False
+
     def exists(self) -> bool:
         """Say whether there is a checkpoint. Raise ``ValueError`` if there is one that ranks have written."""
         ranks = self.path.with_suffix("")

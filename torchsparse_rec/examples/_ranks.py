@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 class _Checkpoint(Checkpoint):
     """
-    A checkpoint that all ranks write, in numbered versions, of which two stay.
+    A checkpoint that all ranks write, in numbered versions, of which two stay, and those that they are on top of.
 
     Args:
         alone: that of one process.
@@ -57,7 +57,8 @@ class _Checkpoint(Checkpoint):
         content = {"format": self.form, "device": train_on.device.type, **content}
         extra = json.loads(json.dumps(content, default=Tensor.tolist))
         (optimizer,) = train_on.optimizers
-        distributed.save(self.path, train_on.model, optimizer, extra, keep=2)
+        delta = self._alone.is_delta(content["position"]["step"])
+        distributed.save(self.path, train_on.model, optimizer, extra, delta=delta, keep=2)
 
     def read(self) -> dict[str, Any]:
         """Return the newest version's content."""

@@ -72,8 +72,6 @@ def start(arguments: argparse.Namespace, job: Job) -> Trainer[Batch]:
     if arguments.checkpoint is not None:
         check_writable(arguments.checkpoint)
         checkpoints = job.checkpoint(Checkpoints(arguments.checkpoint, arguments.save_every, arguments.delta_every))
-        if arguments.delta_every is not None and not job.is_alone:
-            raise ValueError("--delta-every does not go with torchrun, under which checkpoints are full: --save-every")
         path = checkpoints.path
         content = checkpoints.read() if checkpoints.exists() else None
     settings = Settings.of(Settings.given(arguments), content, path)

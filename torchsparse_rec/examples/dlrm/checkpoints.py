@@ -34,6 +34,10 @@ class Checkpoints(Checkpoint):
         """Say whether to write after a step, the last one or not."""
         return over or _divides(self._save_every, step) or _divides(self._delta_every, step)
 
+    def is_delta(self, step: int) -> bool:
+        """Say whether tables need only what has changed after a step, if there is a full version."""
+        return _divides(self._delta_every, step) and not _divides(self._save_every, step)
+
     def write(self, content: dict[str, Any], train_on: Step) -> None:
         """Write the content, the network and its optimizers."""
         content = {**content, "tables": self._save_tables(train_on, content["position"]["step"])}
@@ -44,7 +48,7 @@ class Checkpoints(Checkpoint):
         tables = variables(train_on.model.bags)
         if not tables:
             return {}
-        if self._chain is None or _divides(self._save_every, step) or not _divides(self._delta_every, step):
+        if self._chain is None or not self.is_delta(step):
             chain = f"{step:09d}"
             shutil.rmtree(self._tables / chain, ignore_errors=True)  # from a run killed before it wrote checkpoint.pt
             versions = {name: table.save(self._tables / chain / name) for name, table in tables.items()}
