@@ -281,3 +281,30 @@ def test_losses_that_are_no_numbers_count_as_different():
     for wrong in (float("nan"), float("inf")):
         assert _comparison.largest_difference([0.5, wrong, 0.4], [0.5, 0.4, 0.4]) == float("inf")
         assert _comparison.largest_difference([0.5, 0.4, 0.4], [wrong, 0.4, 0.4]) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        (lambda: 3, 3, ""),
+        (lambda: sys.exit(None), 0, ""),
+        (lambda: sys.exit(4), 4, ""),
+        (lambda: sys.exit("no such file"), 1, "no such file\n"),
+        (lambda: int("x"), 1, "ValueError: invalid literal for int()"),
+    ],
+)
+def test_a_rank_ends_as_python_does(end, code, says, monkeypatch, capsys):
+    class Left(BaseException):
+        pass
+
+    codes = []
+
+    def leave(code):
+        codes.append(code)
+        raise Left
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setattr(_command, "leave", leave)
+    with pytest.raises(Left):
+        _command.run(end)
+    assert codes[0] == code and says in capsys.readouterr().err

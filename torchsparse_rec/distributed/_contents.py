@@ -203,8 +203,9 @@ class Contents:
             found.update({id(its.variable._stored_weight()): key for key, its in self.growing.items()})
         return found
 
+    @cached_property
     def rest(self) -> OrderedDict[str, Any]:
-        """Return the state of the module without its tables; as torch's, it has the modules' versions."""
+        """The state of the module without its tables; as torch's, it has the modules' versions."""
         with part_state(fixed=True):
             state: OrderedDict[str, Any] = self.module.state_dict()  # type: ignore[assignment]
         inside = tuple(
@@ -226,7 +227,7 @@ class Contents:
         optimizer = self.optimizer and (type(self.optimizer).__name__, self.names_by_group())
         return {
             "tables": [*self.fixed, *self.growing],
-            "parameters and states": list(self.rest()),
+            "parameters and states": list(self.rest),
             "optimizer": optimizer,
         }
 
@@ -242,9 +243,8 @@ class Contents:
                 is no tensor and that JSON cannot hold.
         """
         tensors: dict[str, Tensor] = {}
-        state = self.rest()
-        rest = {key: encoded(x, f"model.{key}", tensors) for key, x in state.items()}
-        said: dict[str, Any] = {"rest": rest, "versions": module_versions(state), "optimizer": None}
+        rest = {key: encoded(x, f"model.{key}", tensors) for key, x in self.rest.items()}
+        said: dict[str, Any] = {"rest": rest, "versions": module_versions(self.rest), "optimizer": None}
         if self.optimizer is not None:
             said["optimizer"] = self._read_optimizer(tensors)
         for its in self.fixed.values():

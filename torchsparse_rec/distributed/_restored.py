@@ -124,7 +124,7 @@ class Restored:
             raise ValueError(f"load: optimizer must have the groups of parameters {groups}, got {now}")
 
     def _check_rest(self) -> None:
-        state = self._contents.rest()
+        state = self._contents.rest
         if len(self._rests) != 1:
             raise CheckpointError(self._chain.manifest_path, f"must have one shard 'rest', got {len(self._rests)}")
         ((path, shard),) = self._rests

@@ -138,19 +138,18 @@ def _check_alike(what: str, of_ranks: list[dict[str, Any]]) -> None:
 def _joined(of_ranks: list[Any]) -> dict[str, Any]:
     """Return what the first rank says, with what others know of the optimizer's states of tables that it has not."""
     result: dict[str, Any] = of_ranks[0]
-    for key, table in result["tables"].items():
+    for key in result["tables"]:
         its = [said["tables"][key] for said in of_ranks]
-        with_rows = [rank for rank, each in enumerate(its) if each["has_rows"]]
+        with_rows = [rank for rank, each in enumerate(its) if each.pop("has_rows")]
+        first = with_rows[0] if with_rows else 0
         for rank in with_rows:
-            if its[rank]["states"] != its[with_rows[0]]["states"]:
-                names = (sorted(its[k]["states"].keys() - {""}) for k in (rank, with_rows[0]))
+            if its[rank]["states"] != its[first]["states"]:
+                got, wanted = (sorted(its[k]["states"].keys() - {""}) for k in (rank, first))
                 raise RuntimeError(
                     f"save: the optimizer's states of table {key!r} must be the same on all ranks that have rows of "
-                    f"it, got {next(names)} on rank {rank}, {next(names)} on rank {with_rows[0]}: all ranks must take "
-                    "the same steps"
+                    f"it, got {got} on rank {rank}, {wanted} on rank {first}: all ranks must take the same steps"
                 )
-        owner = its[with_rows[0]] if with_rows else table
-        result["tables"][key] = {name: x for name, x in owner.items() if name != "has_rows"}
+        result["tables"][key] = its[first]
     for key, variable in result["variables"].items():
         variable["of_ranks"] = [said["variables"][key]["of_ranks"] for said in of_ranks]
     return result

@@ -20,7 +20,7 @@ from ..tables.part import Part
 from ..tables.stale import set_part
 from ..tables.table import table_of
 from ._keys import is_of_rank
-from .agreed import agreed
+from .agreed import agreeing
 from .boxes import Kept
 from .ddp import leave_out_of_ddp
 from .drawn import drawn_part
@@ -125,26 +125,21 @@ def shard(
     its = {title: tables_of(title, child) for title, child in found.items()}
     mesh = _mesh(mesh, its)
     group, count = mesh.get_group(), mesh.size()
-    error, names, counts, planned, texts = None, {}, {}, Planned({}, [], []), []
-    try:
+    with agreeing(group) as counts:
         names = _checked(module, its)
-        counts = {} if batch is None else _counts(batch, names)
-    except (TypeError, ValueError, RuntimeError) as raised:
-        error = raised
-    of_ranks = agreed(group, counts, error)
-    try:
+        counts += [] if batch is None else [_counts(batch, names)]
+    with agreeing(group) as said:
+        of_ranks = [each[0] if each else {} for each in counts]
         given = _given(plan, names, count, constraints or {})
         uses = [_use(name, table, merge, wire_dtype, of_ranks) for name, table in names.items()]
         machine = machine or MACHINES.get(dist.get_backend(group), MACHINES["gloo"])
         planned = choose(uses, count, memory, machine, given, _by_table("constraints", constraints or {}, names))
         options = {"merge": merge, "wire_dtype": wire_dtype}
         texts = [(name, str(_said(table, planned.tables[name].plan) | options)) for name, table in names.items()]
-    except (TypeError, ValueError, RuntimeError) as raised:
-        error = raised
-    seeds = [0] * len(names)
-    if any(table.is_on_meta for table in names.values()):
-        seeds = torch.randint(2**63 - 1, (len(names),), device="cpu").tolist()
-    said = agreed(group, (texts, seeds), error)
+        seeds = [0] * len(names)
+        if any(table.is_on_meta for table in names.values()):
+            seeds = torch.randint(2**63 - 1, (len(names),), device="cpu").tolist()
+        said += [texts, seeds]
     _check_same([texts for texts, _ in said])
     seed = iter(said[0][1])  # rank 0's, whatever the other ranks' generators are at
     on_mesh = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")

@@ -17,7 +17,7 @@ from torch.nn import Module
 from ..nn import EmbeddingVariable
 from ..tables.part import part_state
 from ..variable.arguments import SAVE_INSTEAD, check_whole
-from .agreed import agreed
+from .agreed import agreed, agreeing
 from .boxes import Kept
 from .plan import Replicated, RowWise, TableWise
 from .ranks import Call, Ranks
@@ -101,14 +101,12 @@ class _Place:
         self.writers: list[int] = []
         left = list(range(ranks.count))
         while left:
-            made, error = None, None
-            if left[0] == ranks.rank:
-                try:
-                    made = self.path = Path(tempfile.mkdtemp(prefix="torchsparse_rec-", dir=folder))
+            with agreeing(ranks.group) as said:
+                if left[0] == ranks.rank:
+                    self.path = Path(tempfile.mkdtemp(prefix="torchsparse_rec-", dir=folder))
                     self.writes = True
-                except OSError as raised:
-                    error = raised
-            machine, path = agreed(ranks.group, (platform.node(), made), error)[left[0]]
+                said += [platform.node(), self.path]
+            machine, path = said[left[0]]
             self.writers.append(left[0])
             joins = ranks.rank in left and platform.node() == machine and path.is_dir()
             if joins:
@@ -127,14 +125,14 @@ def _streamed(part: Tensor, kept: Kept, ranks: Ranks, call: Call, place: _Place)
     if isinstance(kept.plan, Replicated):
         kept = Kept(kept.rows, kept.dim, TableWise(0), kept.rank, kept.ranks)
         part = part if ranks.rank == 0 else part[:0]
-    path, error = place.path / "table", None
-    if place.writes:
-        try:
-            with open(path, "wb") as file:  # room for all of it: a mapped file that has none ends the process
-                os.posix_fallocate(file.fileno(), 0, kept.rows * kept.dim * part.element_size())
-        except OSError as raised:
-            error = OSError(raised.errno, f"no room for a table: {raised.strerror}", str(path))
-    agreed(ranks.group, None, error)
+    path = place.path / "table"
+    with agreeing(ranks.group):
+        if place.writes:
+            try:
+                with open(path, "wb") as file:  # room for all of it: a mapped file that has none ends the process
+                    os.posix_fallocate(file.fileno(), 0, kept.rows * kept.dim * part.element_size())
+            except OSError as error:
+                raise OSError(error.errno, f"no room for a table: {error.strerror}", str(path)) from error
     whole = torch.from_file(str(path), shared=True, size=kept.rows * kept.dim, dtype=part.dtype)
     whole = whole.view(kept.rows, kept.dim)
     each = [Kept(kept.rows, kept.dim, kept.plan, rank, ranks.count) for rank in range(ranks.count)]

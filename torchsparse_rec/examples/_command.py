@@ -58,10 +58,12 @@ def run(main: Callable[[], int]) -> NoReturn:
     try:
         leave(main())
     except SystemExit as end:
-        leave(end.code if isinstance(end.code, int) else 1)
-    except BaseException:
+        if end.code is None or isinstance(end.code, int):
+            leave(end.code or 0)
+        print(end.code, file=sys.stderr)
+    except BaseException:  # Python would print it likewise, were it to end the process
         traceback.print_exc()
-        leave(1)
+    leave(1)
 
 
 def check_writable(folder: Path) -> None:

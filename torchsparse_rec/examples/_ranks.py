@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from .. import distributed
-from ..distributed.agreed import agreed
+from ..distributed.agreed import agreed, agreeing
 from ..tables.table import table_if_any
 from ..variable.checkpoint import CheckpointStore
 from ._checkpoints import Checkpoint
@@ -168,16 +168,10 @@ class Ranks(Job):
 
     def from_first(self, get: Callable[[], T]) -> T:
         """Return what the first rank gets, or raise its error, on all."""
-        found: list[Any] = [None]
-        error = None
-        if self.is_first:
-            try:
-                found = [get()]
-            except Exception as raised:
-                error = raised
-        agreed(self._group, None, error)
-        dist.broadcast_object_list(found, src=0)
-        return found[0]  # type: ignore[no-any-return]
+        with agreeing(self._group) as said:
+            if self.is_first:
+                said.append(get())
+        return said[0][0]  # type: ignore[no-any-return]
 
     def _ends(self, size: int) -> list[int]:
         """Return where each rank's part of so many examples begins, and where the last one ends."""
