@@ -287,6 +287,20 @@ MUTATIONS = [
     ),
     Mutation(
         "torchsparse_rec/distributed/_restored.py",
+        "sign",
+        "first < end and begin < last",
+        "first >= end and begin < last",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/variable/rows.py",
+        "bound",
+        "if len(new) <= room:",
+        "if len(new) >= 0:",
+        "distributed",
+    ),
+    Mutation(
+        "torchsparse_rec/distributed/_restored.py",
         "bound",
         "            if there != prod(kept.box.shape):\n",
         "            if there > prod(kept.box.shape):\n",

@@ -21,9 +21,11 @@ from ..nn.collection import Collection
 from ..tables.part import part_state
 from ..tables.table import table_of
 from ..variable.saving import metadata_of, shards_of
+from ._keys import by_block
 from ._values import decoded, encoded
+from .blocks import MOST_BLOCKS, first_block
 from .boxes import Kept
-from .plan import ColumnWise, Replicated, TablePlan, TableWise
+from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call
 from .sharded import SHARDED, Sharded
 from .tables import Table, tables_of
@@ -93,6 +95,15 @@ class GrowingTable:
         return f"{type(self.plan).__name__}{rank} of {self.ranks}"
 
     @property
+    def blocks(self) -> tuple[int, int]:
+        """The first of the blocks whose keys this rank has, and the end of the last."""
+        if isinstance(self.plan, RowWise):
+            begin, end = (first_block(MOST_BLOCKS, rank, self.ranks) for rank in (self.rank, self.rank + 1))
+            return begin, end
+        has_all = self.plan is None or (isinstance(self.plan, TableWise) and self.plan.rank == self.rank)
+        return 0, MOST_BLOCKS * has_all
+
+    @property
     def writes(self) -> bool:
         """Whether this rank writes its keys: of copies the first does."""
         return self.plan is not None or self.rank == 0
@@ -121,7 +132,7 @@ class GrowingTable:
 
     def shards(self, since_base: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """
-        Yield this rank's shards.
+        Yield this rank's shards, rows of the first tier block by block.
 
         Args:
             since_base: whether only what has changed since :meth:`base`.
@@ -129,7 +140,7 @@ class GrowingTable:
         rows = self.variable._rows
         with self.variable._settled():
             since = rows.saved[0] if since_base and not rows.store.states.moves_all_rows() else None
-            yield from shards_of(rows, since, since_base)
+            yield from shards_of(rows, since, since_base, by_block)
 
 
 class Contents:

@@ -19,6 +19,7 @@ from ..variable.filters import SketchAdmission
 from ..variable.saving import check_metadata, checks_of, refill
 from ._contents import Contents, FixedTable, GrowingTable, dtype_name
 from ._values import decoded
+from .blocks import MOST_BLOCKS
 from .boxes import Box
 
 __all__ = ["Restored"]
@@ -76,11 +77,23 @@ class Restored:
         return box
 
     def _of_growing(self, key: str, its: GrowingTable) -> list[tuple[Path, Shard]]:
-        """Return the shards of a table that grows: those that this rank wrote, if ranks have the same keys as then."""
+        """
+        Return the shards of a table that grows which this rank reads.
+
+        Those that it wrote, if ranks have the same keys as then. Else those that have some of its blocks; the order of
+        a writer's rows is for a rank that has all blocks.
+        """
         found = self._growing.get(key, [])
-        if not self._same(key):
+        if self._same(key):
+            found = [each for each in found if each[1].about.get("rank") == self._contents.rank]
+        if not found:
+            raise CheckpointError(self._chain.manifest_path, f"must have keys of table {key!r}")
+        if self._same(key):
             return found
-        return [each for each in found if each[1].about.get("rank") == self._contents.rank]
+        begin, end = its.blocks
+        if end - begin < MOST_BLOCKS:
+            found = [each for each in found if each[1].name != "order"]
+        return [(path, shard) for path, shard in found if _has_blocks(path, shard, begin, end)]
 
     def _metadata_of(self, key: str) -> list[dict[str, Any]]:
         """Return what ranks have said of the keys that :meth:`_of_growing` are of."""
@@ -162,8 +175,6 @@ class Restored:
     def _check_growing(self, key: str, its: GrowingTable) -> Generator[None, None, None]:
         store, checks = its.variable._store, checks_of(its.variable._rows)
         shards = self._of_growing(key, its)
-        if not shards:
-            raise CheckpointError(self._chain.manifest_path, f"must have keys of table {key!r}")
         for saved in self._metadata_of(key):
             for name, has in (
                 ("embedding_dim", store.weight.shape[1]),
@@ -199,8 +210,7 @@ class Restored:
             saved, tables = self.metadata["optimizer"], self.metadata["tables"]
             contents.optimizer.load_state_dict(contents.optimizer_state(saved, tables, self._rest))
         for key, growing in contents.growing.items():
-            yield
-            self._write_growing(key, growing)
+            yield from self._write_growing(key, growing)
 
     def _write_fixed(self, key: str, its: FixedTable) -> Generator[None, None, None]:
         table_of(its.table.weight).release()
@@ -227,7 +237,7 @@ class Restored:
                     kept.write(x.view(len(x), -1), common, values[common.within(box)])
                 yield
 
-    def _write_growing(self, key: str, its: GrowingTable) -> None:
+    def _write_growing(self, key: str, its: GrowingTable) -> Generator[None, None, None]:
         variable, shards = its.variable, self._of_growing(key, its)
         part = split_part(variable._stored_weight())
         has = None if part is None or self._same(key) else part.has
@@ -250,11 +260,20 @@ class Restored:
 
         with variable._lock.writing():
             variable._training.forget()
-            refill(variable._rows, self._metadata_of(key), wanted())
+            yield from refill(variable._rows, self._metadata_of(key), wanted())
             if has is not None and self._contents.rank > 0:
                 variable._rows.evicted = 0  # counted on the first rank
             if self._same(key):
                 its.note_saved(self._chain.path, self._chain.version.number)
+
+
+def _has_blocks(path: Path, shard: Shard, begin: int, end: int) -> bool:
+    """Say whether a shard may have keys of some blocks; one that does not say which it has may have all."""
+    try:
+        first, last = shard.about.get("blocks", (0, MOST_BLOCKS))
+        return bool(first < end and begin < last)
+    except (TypeError, ValueError):
+        raise CheckpointError(path / shard.file, "its blocks are not a range, as the manifest says") from None
 
 
 def _kind(x: Any) -> str:

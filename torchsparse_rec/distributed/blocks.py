@@ -14,11 +14,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["Blocks"]
+__all__ = ["MOST_BLOCKS", "Blocks", "first_block"]
 
 MOST_BLOCKS = 4096
 # A table has at least so many rows for each block.
 _LEAST_PLACES = 16
+
+
+def first_block(count: int, rank: int, ranks: int) -> int:
+    """Return the first of ``count`` blocks that a rank has, as ``torch.chunk`` cuts them."""
+    return min(count, rank * -(-count // ranks))
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Blocks:
         return -(-self.rows // self.count)
 
     def begin(self, rank: int, ranks: int) -> int:
-        """Return a rank's first block, as ``torch.chunk`` cuts them."""
-        return min(self.count, rank * -(-self.count // ranks))
+        """Return a rank's first block."""
+        return first_block(self.count, rank, ranks)
 
     def rows_of(self, rank: int, ranks: int) -> int:
         """Return how many rows a rank keeps, those without an id included."""

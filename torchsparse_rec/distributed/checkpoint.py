@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ..variable.checkpoint import CheckpointStore, ShardWriter, Writer
 from ._contents import Contents, FixedTable
+from ._keys import block_range
 from ._restored import Restored
 from ._values import encoded
 from .agreed import agreeing, together
@@ -199,7 +200,10 @@ def _shards_of(
     for key, growing in contents.growing.items():
         if growing.writes:
             for name, part in growing.shards(delta):
-                yield name, part, {"variable": key, "rank": contents.rank}
+                about: dict[str, Any] = {"variable": key, "rank": contents.rank}
+                if name == "rows":  # elsewhere keys of all blocks are mixed
+                    about["blocks"] = block_range(part["keys"])
+                yield name, part, about
 
 
 def _pieces(its: FixedTable, x: Tensor) -> Iterator[tuple[Box, Tensor]]:

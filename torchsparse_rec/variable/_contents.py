@@ -21,6 +21,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 # The tensors of each shard, beside the states of rows.
 _SHARDS = {
     "rows": ("keys", "values", "frequencies", "versions"),
+    "order": ("keys",),
     "erased": ("keys",),
     "candidates": ("keys", "frequencies", "versions"),
     "sketch": ("sketch",),
@@ -73,7 +74,7 @@ class ContentChecks:
 
         Args:
             path: of the shard's file, for errors.
-            name: of the shard: rows, erased, candidates or sketch.
+            name: of the shard: rows, order, erased, candidates or sketch.
             tensors: of the shard, by name.
 
         Raises:

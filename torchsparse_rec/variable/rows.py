@@ -188,9 +188,9 @@ class TableRows:
 
     # ---- Rows --------------------------------------------------------------------------------------------------------
 
-    def parts(self, since: int | None = None) -> Iterator[Part]:
+    def first_tier(self, since: int | None = None) -> tuple[Tensor, Tensor]:
         """
-        Yield all rows in parts, in the order of rows, those of the first tier first.
+        Return the rows of the first tier, ``[N]`` int64, ascending, and their keys.
 
         Args:
             since: only rows whose version is not below this step, and those of :meth:`note_written`. Default: all.
@@ -204,6 +204,20 @@ class TableRows:
                 rows = keys.find(torch.cat(self.written).to(numbers.device))
                 mask[rows[rows >= 0]] = True
         rows = mask.nonzero().flatten()
+        return rows, keys.entries[rows, 0]
+
+    def parts(self, since: int | None = None, order: Callable[[Tensor], Tensor] | None = None) -> Iterator[Part]:
+        """
+        Yield all rows in parts, those of the first tier first.
+
+        Args:
+            since: as of :meth:`first_tier`.
+            order: returns the positions of some keys, ``[N]``, in the order in which those of the first tier are to
+                come. Default: the order of rows.
+        """
+        rows, its_keys = self.first_tier(since)
+        if order is not None:
+            rows = rows[order(its_keys)]
         for some in rows.split(_PART_ROWS) if len(rows) else [rows]:
             yield self.store.read(some)
         if self.cold is not None:
@@ -254,6 +268,15 @@ class TableRows:
         elif self._most is not None:
             part = self._hottest(part, self._most)
         self.store.write(*part, make_room=self.find_room)
+
+    def reserve(self, keys: Tensor) -> None:
+        """Give keys rows of the first tier in their order, if all fit; what is in the rows comes by :meth:`put`."""
+        table = self.store.keys
+        new = keys[table.find(keys) < 0]
+        self._grow_for(len(new))
+        room = table.room() if self._most is None else min(table.room(), self._most - len(table))
+        if len(new) <= room:
+            table.insert(new, version=self.store.step, make_room=self.find_room)
 
     def _hottest(self, part: Part, capacity: int) -> Part:
         """Return the rows that a capacity lets stay, and evict here: the coldest go, of both together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,10 @@ def metadata_of(rows: TableRows) -> dict[str, Any]:
 
 
 def shards_of(
-    rows: TableRows, since: int | None = None, delta: bool = False
+    rows: TableRows,
+    since: int | None = None,
+    delta: bool = False,
+    order: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """
     Yield the names and tensors of a variable's shards, whose rows are up to date.
@@ -72,10 +75,14 @@ def shards_of(
         rows: of the variable.
         since: only what has changed since this step. Default: all.
         delta: whether they are on top of others.
+        order: of the first tier's keys in shards "rows", see :meth:`TableRows.parts`; a shard "order" has the keys in
+            the order of rows, for who reads all of them. Default: that is the order of "rows" too.
     """
     if delta and rows.erased:
         yield "erased", {"keys": torch.cat(rows.erased).unique()}
-    for part in rows.parts(since=since):
+    if order is not None:
+        yield "order", {"keys": rows.first_tier(since)[1]}
+    for part in rows.parts(since, order):
         if len(part.keys) or not delta:
             yield "rows", part.tensors()
     admission = rows.admission
@@ -156,7 +163,8 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
                     tensors = {key: x[mine] for key, x in tensors.items()}
                 yield name, tensors
 
-    refill(rows, [chain.version.metadata for chain in chains], wanted())
+    for _ in refill(rows, [chain.version.metadata for chain in chains], wanted()):
+        pass
     if len(chains) == num_shards == 1:
         newest = chains[0].version
         rows.note_saved((store.step, os.path.abspath(chains[0].path), newest.number))
@@ -164,9 +172,9 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
 
 def refill(
     rows: TableRows, metadata: Sequence[Mapping[str, Any]], shards: Iterable[tuple[str, dict[str, Tensor]]]
-) -> None:
+) -> Generator[None, None, None]:
     """
-    Replace all rows of a variable by those of shards.
+    Replace all rows of a variable by those of shards, one at a step.
 
     Args:
         rows: of the variable.
@@ -188,6 +196,7 @@ def refill(
     store.step = max(each["global_step"] for each in metadata)
     for name, tensors in shards:
         _restore_shard(rows, name, tensors)
+        yield
     rows.shrink()
     rows.evicted = sum(each["evicted"] for each in metadata)
     rows.seen = max(seen_of(each) for each in metadata)
@@ -206,6 +215,9 @@ def _restore_shard(rows: TableRows, name: str, tensors: dict[str, Tensor]) -> No
         return
     part = {key: x.to(device) for key, x in tensors.items()}
     keys = part["keys"]
+    if name == "order":
+        rows.reserve(keys)
+        return
     if name == "erased":
         rows.erase(keys)
     elif name == "rows":
