@@ -72,7 +72,11 @@ LARGE = (Table(70_001, 3, ("a",)), Table(9, 3, ("b",)))
 @pytest.mark.parametrize(
     ("dtype", "plan"),
     [
-        pytest.param(dtype, plan, marks=[] if plan == "row" or dtype == torch.float32 else [pytest.mark.slow])
+        pytest.param(
+            *(dtype, plan),
+            id=f"{dtype}-{plan}",
+            marks=[] if plan == "row" or dtype == torch.float32 else [pytest.mark.slow],
+        )
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         for plan in PLANS
     ],
