@@ -24,6 +24,11 @@ TORCH ?= 2.11.0
 KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
 PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
 
+# Where Python may not keep what it compiles, as in some containers, each process that imports the package compiles all
+# of it, and each of pytest's all tests. A planted fault may have the size and, within a second, the time of another.
+unexport PYTHONDONTWRITEBYTECODE
+mutate: export PYTHONDONTWRITEBYTECODE = 1
+
 # For test and sanitize: test files that a change has touched, separated by commas, as .ci/touched.py prints them.
 TOUCHED ?=
 

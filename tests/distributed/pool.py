@@ -30,6 +30,8 @@ import torch.distributed as dist
 # A call that has not ended by then hangs; and after a rank's error, which fails the test, the others get a moment.
 SECONDS = 120.0
 _MOMENT = 2.0
+# What a rank is told when all ranks have returned from a call.
+_OVER = b"over"
 # What the processes have imported before they are forked. The process they are forked from has one thread.
 _IMPORTED = ["torch", "torch.distributed", "pytest", "torchsparse_rec"]
 
@@ -141,10 +143,7 @@ class Pool:
             after_error: the seconds that the other ranks have after one has raised. Default: as many as all.
         """
         assert self.alive, "the pool is closed: a rank has ended or hung"
-        call = pickle.dumps((inspect.getsourcefile(function), function.__qualname__, arguments))
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # a rank that has ended: its end of the pipe says so below
-                pipe.send_bytes(call)
+        self._send(pickle.dumps((inspect.getsourcefile(function), function.__qualname__, arguments)))
         outcomes: dict[int, Outcome] = {}
         waiting = dict(enumerate(self._pipes))
         end = time.monotonic() + seconds
@@ -158,7 +157,14 @@ class Pool:
             outcomes[rank] = Outcome(None, Ended(f"rank {rank} did not return"), text)
         if any(isinstance(outcome.error, Ended) for outcome in outcomes.values()):
             self.close()
+        else:
+            self._send(_OVER)
         return [outcomes[rank] for rank in range(self.ranks)]
+
+    def _send(self, message: bytes) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # a rank that has ended: its end of the pipe says so later
+                pipe.send_bytes(message)
 
     def _outcome(self, rank: int, pipe: Connection) -> Outcome:
         try:
@@ -205,6 +211,8 @@ def _one_thread() -> Any:
 
 def _work(rank: int, ranks: int, device: str, port: int, dump: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    # No test takes the power away from ranks, and tests/variable/test_checkpoint_crash.py sees what is flushed when.
+    os.fsync = lambda descriptor: None
     with open(dump, "w") as file:
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR1, file)
@@ -217,9 +225,6 @@ def _work(rank: int, ranks: int, device: str, port: int, dump: str, pipe: Connec
             for call in itertools.count():
                 path, name, arguments = pickle.loads(pipe.recv_bytes())
                 # A job of its own for each call: none meets what another has left, and groups end with their threads.
-                # No rank ends its groups while another may still use them: all have returned from the last call.
-                if call:
-                    dist.destroy_process_group()
                 dist.init_process_group(
                     "nccl" if device == "cuda" else "gloo",
                     store=dist.PrefixStore(f"call {call}", store),
@@ -229,6 +234,10 @@ def _work(rank: int, ranks: int, device: str, port: int, dump: str, pipe: Connec
                 )
                 dist.barrier()  # a rank that returns at once does not close what others still connect to
                 pipe.send_bytes(_called(files, path, name, arguments))
+                # No rank ends its groups while another may still use them. They end while the test looks at what came
+                # back: gloo's threads look only every 10 ms whether they are to end.
+                assert pipe.recv_bytes() == _OVER
+                dist.destroy_process_group()
 
 
 def _called(files: dict[str, ModuleType], path: str, name: str, arguments: Any) -> bytes:

@@ -77,9 +77,20 @@ def train_alone(case: Case, ranks: int, around: str) -> tuple[dict[str, Tensor],
     return dict(model.tables.state_dict()), dict(model.head.state_dict())
 
 
-@pytest.mark.parametrize("around", ["the model", "a parent that leaves them out"])
-@pytest.mark.parametrize("mode", ["fused", "sparse", "dense"])
-@pytest.mark.parametrize("plan", ["row", "table", "column"])
+# Daily: each mode under each plan, and around a parent each mode and each plan once.
+@pytest.mark.parametrize(
+    ("plan", "mode", "around"),
+    [
+        pytest.param(
+            *(plan, mode, around),
+            id=f"{plan}-{mode}-{around}",
+            marks=[] if around == "the model" or k == m else [pytest.mark.slow],
+        )
+        for k, plan in enumerate(("row", "table", "column"))
+        for m, mode in enumerate(("fused", "sparse", "dense"))
+        for around in ("the model", "a parent that leaves them out")
+    ],
+)
 def test_dense_layers_are_averaged_and_tables_left_out(two, device: str, plan: str, mode: str, around: str) -> None:
     case = Case(plan=plan, grad_mode=mode, optimizer="SGD", options={"lr": 0.1}, steps=3)
     tables, dense = train_alone(replace(case), 2, around)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from torchsparse_rec.examples.ncf.train import make_trainer as ncf_trainer
 from torchsparse_rec.examples.wide_deep.settings import Settings as WideDeepSettings
 from torchsparse_rec.examples.wide_deep.train import make_trainer as wide_deep_trainer
 
-pytest.importorskip("torchmetrics")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchmetrics") is None, reason="torchmetrics is missing")
 
 # Neither a batch nor what is held out can be divided by 2 or 4.
 SIZES: dict[str, Any] = {"samples": 1000, "held_out": 250, "batch_size": 127, "embedding_dim": 4}

@@ -78,7 +78,7 @@ def test_steps_grow_with_tables_as_those_of_sorting() -> None:
             sys.setprofile(None)
         return calls
 
-    assert steps(10_000) <= 12 * steps(1000)
+    assert steps(5000) <= 12 * steps(500)
 
 
 # ---- Criteo's tables -------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import os
 import re
 import signal
@@ -18,8 +20,11 @@ import pytest
 
 from torchsparse_rec.variable.checkpoint import CheckpointStore
 
-pytest.importorskip("torchmetrics")
-pytest.importorskip("safetensors")
+# Here nothing of them is imported: every process that collects tests would wait for it.
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("torchmetrics", "safetensors")),
+    reason="torchmetrics or safetensors is not installed",
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
@@ -93,21 +98,42 @@ def figures_of(printed: str) -> list[list[float]]:
     return [[float(figure) for figure in re.findall(r"\d\.\d{4}", line)] for line in lines]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_a_job_ends_as_one_process_and_resumes_to_its_own_bits(example: str, tmp_path: Path) -> None:
-    flags = EXAMPLES[example].split()
-    alone = run([sys.executable, *flags, tmp_path / "alone"])
-    together = run([*LOCAL, 2, *flags, tmp_path / "straight"])
-    # Metrics are printed with four digits.
-    for one, other in zip(figures_of(alone), figures_of(together), strict=True):
-        assert one == pytest.approx(other, abs=1.01e-4)
-    assert re.search("^2 ranks: a step takes", together, re.MULTILINE)
-    assert (tmp_path / "straight" / "curves.png").exists() and together.count("last ") == 1
-    part = ["--steps", 10] if example in ("hashed", "dynamic") else ["--epochs", 1]
-    for more in (part, []):
-        run([*LOCAL, 2, *flags, tmp_path / "cut", *more])
-    ends = [end_of(tmp_path / name / "checkpoint") for name in ("straight", "cut")]
-    assert ends[0] == ends[1]
+def test_jobs_end_as_one_process_and_resume_to_their_own_bits(tmp_path: Path) -> None:
+    jobs = []
+    for example, flags in EXAMPLES.items():
+        _, module, *arguments = flags.split()
+        part = ["--steps", "10"] if module.endswith("dlrm") else ["--epochs", "1"]
+        # The second run of the folder "cut" goes on where the first has ended.
+        for name, folder, more in (
+            *(("alone", "alone", []), ("straight", "straight", [])),
+            *(("part", "cut", part), ("rest", "cut", [])),
+        ):
+            arguments_of = [*arguments, str(tmp_path / example / folder), *more]
+            log = str(tmp_path / f"{example}-{name}")
+            jobs.append({"module": module, "arguments": arguments_of, "alone": name == "alone", "log": log})
+    listed = tmp_path / "jobs.json"
+    listed.write_text(json.dumps(jobs))
+    # One job of torchrun runs all commands, each in ranks of its own: only imports are shared.
+    done = subprocess.run(
+        [*LOCAL, "2", str(Path(__file__).with_name("jobs.py")), str(listed)],
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    logs = {path.name: path.read_text() for path in sorted(tmp_path.iterdir()) if path.is_file() and path != listed}
+    said = "\n".join(f"== {name}\n{text}" for name, text in logs.items())
+    assert done.returncode == 0, done.stdout + done.stderr + said
+    for example in EXAMPLES:
+        together = logs[f"{example}-straight"] + logs[f"{example}-straight.1"]
+        # Metrics are printed with four digits.
+        for one, other in zip(figures_of(logs[f"{example}-alone"]), figures_of(together), strict=True):
+            assert one == pytest.approx(other, abs=1.01e-4), example
+        assert re.search("^2 ranks: a step takes", together, re.MULTILINE), example
+        assert (tmp_path / example / "straight" / "curves.png").exists() and together.count("last ") == 1, example
+        ends = [end_of(tmp_path / example / name / "checkpoint") for name in ("straight", "cut")]
+        assert ends[0] == ends[1], example
 
 
 LONG = f"{DLRM} {HASHED} --samples {127 * 200} --evaluate-every 50 --save-every 10 --checkpoint".split()
