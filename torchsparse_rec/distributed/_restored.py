@@ -83,12 +83,12 @@ class Restored:
         Those that it wrote, if ranks have the same keys as then. Else those that have some of its blocks; the order of
         a writer's rows is for a rank that has all blocks.
         """
-        found = self._growing.get(key, [])
-        if self._same(key):
+        found, same = self._growing.get(key, []), self._same(key)
+        if same:
             found = [each for each in found if each[1].about.get("rank") == self._contents.rank]
         if not found:
             raise CheckpointError(self._chain.manifest_path, f"must have keys of table {key!r}")
-        if self._same(key):
+        if same:
             return found
         begin, end = its.blocks
         if end - begin < MOST_BLOCKS:

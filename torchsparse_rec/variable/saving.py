@@ -80,8 +80,8 @@ def shards_of(
     """
     if delta and rows.erased:
         yield "erased", {"keys": torch.cat(rows.erased).unique()}
-    if order is not None:
-        yield "order", {"keys": rows.first_tier(since)[1]}
+    if order is not None and len(keys := rows.first_tier(since)[1]):
+        yield "order", {"keys": keys}
     for part in rows.parts(since, order):
         if len(part.keys) or not delta:
             yield "rows", part.tensors()
