@@ -239,8 +239,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/blocks.py",
         "bound",
-        "rank * -(-self.count // ranks)",
-        "rank * (self.count // ranks)",
+        "rank * -(-count // ranks)",
+        "rank * (count // ranks)",
         "distributed",
     ),
     Mutation(
