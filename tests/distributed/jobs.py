@@ -8,13 +8,13 @@ set. As after a restart, ranks of a later command meet in a store in which addre
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 # Those that the commands import only when they have begun.
 _IMPORTED = ("torchmetrics.classification", "matplotlib.backends.backend_agg", "matplotlib.figure", "safetensors.torch")
@@ -44,31 +44,19 @@ def main(listed: str) -> int:
     return 0
 
 
-def _run(job: dict[str, object], log: str) -> None:
-    """Run a command in this process, and end it with the command's exit code."""
-    code: object = 1
-    try:
-        with open(log, "wb") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        if job["alone"]:
-            for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
-                del os.environ[name]
-        sys.argv = [str(job["module"]), *job["arguments"]]  # type: ignore[misc]
-        # Imported as a module already: as a program it runs anew.
-        sys.modules.pop(f"{job['module']}.__main__", None)
-        try:
-            runpy.run_module(str(job["module"]), run_name="__main__", alter_sys=True)
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+def _run(job: dict[str, Any], log: str) -> NoReturn:
+    """Run a command in this process, and end it as Python ends a program: with its exit code, or an error's words."""
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if job["alone"]:
+        for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+            del os.environ[name]
+    sys.argv = [job["module"], *job["arguments"]]
+    # Imported as a module already: as a program it runs anew.
+    sys.modules.pop(f"{job['module']}.__main__", None)
+    runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+    sys.exit()
 
 
 if __name__ == "__main__":
