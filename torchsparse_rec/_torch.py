@@ -161,6 +161,23 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, step: Any) -> None:
         step()
 
 
+# The module is no attribute of torch.optim. Where torch does not tell of hooks on all optimizers, there is one.
+_of_optimizers = sys.modules[torch.optim.Optimizer.__module__]
+_step_hooks = [getattr(_of_optimizers, f"_global_optimizer_{when}_hooks", {0: "unknown"}) for when in ("pre", "post")]
+_profiler_runs: Callable[[], bool] = _private("_C._autograd._profiler_enabled", lambda: True)
+
+
+def is_step_seen(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether somebody wants to know of an optimizer's steps: a hook on it or on all optimizers, or a profiler."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
+    return any(hooks) or any(_step_hooks) or _profiler_runs()
+
+
+# Torch's kernels that step many parameters by one call, in place, for Adam and for AdamW; None: torch steps them itself.
+fused_adam: Callable[..., None] | None = _private("_fused_adam_", None)
+fused_adamw: Callable[..., None] | None = _private("_fused_adamw_", None)
+
+
 def is_made_by_zero() -> bool:
     """Say whether this is within a ZeroRedundancyOptimizer that makes an optimizer for some of its parameters."""
     frame: Any = sys._getframe()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, grad_of, is_made_by_zero, step_without_hooks
+from .._torch import as_stored, grad_of, is_made_by_zero, is_step_seen, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
@@ -182,6 +183,19 @@ class RowOptimizer(InBackward):
         return any(p is parameter for group in self.param_groups for p in group["params"])
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Put hooks and profilers around a step, as torch does to each class, at no cost where there are none."""
+        seen = torch.optim.Optimizer.profile_hook_step(func)
+
+        @wraps(func)
+        def step(self: RowOptimizer, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or is_step_seen(self):
+                return seen(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
+
+        return step
 
     @torch.compiler.disable
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
