@@ -119,10 +119,15 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
 
 
-def is_reached(leaf: Tensor) -> bool:
-    """Say whether the backward that runs goes as far as a leaf, or only to other tensors that ``inputs`` names."""
+def node_of(leaf: Tensor) -> Any:
+    """Return the node of autograd's graphs that stands for a leaf: it is the same in all of them while it is held."""
+    return get_gradient_edge(leaf).node
+
+
+def is_reached(node: Any) -> bool:
+    """Say whether the backward that runs goes as far as a leaf's node, or only to other tensors that are asked for."""
     try:
-        return _will_execute(get_gradient_edge(leaf).node)  # type: ignore[no-any-return]
+        return _will_execute(node)  # type: ignore[no-any-return]
     except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
         return False
 
