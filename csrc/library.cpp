@@ -126,7 +126,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor? history, Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, Tensor? argmax,"
       " int[] tables, int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, bool[] wanted,"
       " Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base, bool maximize,"
-      " int[] rounding_seeds) -> ()");
+      " int[] rounding_seeds, int[] whole=[]) -> ()");
 
   // row_update
   m.def(
@@ -137,7 +137,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "row_optimizer_update_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps, Tensor? history,"
       " Tensor[] rows, Tensor[] values, Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base,"
-      " bool maximize, int[] rounding_seeds) -> ()");
+      " bool maximize, int[] rounding_seeds, int[] whole=[]) -> ()");
   m.def("row_optimizer_advance_(Tensor(a!) history, int rule, float[] hyperparameters, int step, int base) -> ()");
   m.def(
       "row_optimizer_current(Tensor weight, Tensor[] states, Tensor last_step, Tensor history, Tensor rows, int rule,"

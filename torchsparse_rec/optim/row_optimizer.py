@@ -43,6 +43,23 @@ class Rule(NamedTuple):
     regular: bool = True
 
 
+# A table with at most so many times the rows that have a gradient is stepped whole: so many rows cost less in one walk
+# than few to be caught up with, when they are read and again when they are stepped.
+WHOLE = 5
+
+
+def _may_be_whole(table: Table) -> bool:
+    """
+    Say whether a table may be stepped whole where a step names many of its rows.
+
+    Half-precision rows would be rounded at each step, tables that grow have rows without a key, and the ranks that have
+    parts of a table's rows would each come to their own answer.
+    """
+    weight, part = table.parameter, table.part
+    wide = accumulator_dtype(weight.dtype) == weight.dtype
+    return wide and table.growing is None and not (part is not None and part.splits_rows)
+
+
 class _Lists:
     """The tensors of a clock's tables, in the lists that the operators take."""
 
@@ -53,6 +70,7 @@ class _Lists:
         self.states = [state for rows in all_rows for state in rows.states]
         self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
         self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
+        self.whole = [WHOLE if _may_be_whole(table) else 0 for table in tables] if self.last_steps else []
 
     def weights(self) -> list[Tensor]:
         """Return the tables' weights, each as ``[V, D]``."""
@@ -356,6 +374,7 @@ class RowOptimizer(InBackward):
             base=clock.base,
             maximize=group.get("maximize", False),
             rounding_seeds=clock.rounding_seeds(tables),
+            whole=lists.whole,
             all_rows=kind.others == ALL_ROWS,
             clock=clock,
         )
