@@ -143,7 +143,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
         ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
         rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
-        return rows.reshape(*input.shape, weight.shape[1])
+        return rows.view(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:
         """Return torch's text, with the gradient mode unless it is None."""

@@ -84,6 +84,7 @@ class _Together:
         self, parameters: list[Tensor], state: dict[Tensor, Any], tables: list[tuple[Clock, list[Table]]]
     ) -> None:
         self._parameters, self.tables = parameters, tables
+        self.kinds: dict[int, tuple[tuple[Rule, bool], ClockKind]] = {}  # by clock, what its last step was taken for
         self._changes = changes()
         self._states = list(state.values())
         self._places = [parameter.dtype for parameter in parameters], [parameter.device for parameter in parameters]
@@ -123,8 +124,8 @@ class RowOptimizer(InBackward):
     _warned: frozenset[str] = frozenset()
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
-    # The parameters of the last step.
-    _together: _Together | None = None
+    # Parameters that were stepped together, by the id of the first of them.
+    _together: dict[int, _Together] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -310,10 +311,11 @@ class RowOptimizer(InBackward):
         parameters = list(parameters)
         for growing in growing_among(parameters):
             growing.steps()
-        if self._together is None or not self._together.is_of(parameters, self._stored_state):
-            self._together = self._gather(parameters)
+        together = self._together.get(id(parameters[0]))
+        if together is None or not together.is_of(parameters, self._stored_state):
+            together = self._gather(parameters)
+            self._together = {**self._together, id(parameters[0]): together}
         groups = {id(group): group for group in self.param_groups}
-        together = self._together
         if in_backward:
             self._check_first_backward(clock for clock, _ in together.tables)
         begun = [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
@@ -356,7 +358,11 @@ class RowOptimizer(InBackward):
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
-        kind, hyperparameters = self._kind(group, clock.owned)
+        rule = self._rule(group)
+        asked, hyperparameters = (rule, group["lazy"]), rule.hyperparameters
+        last = together.kinds.get(number)
+        kind = last[1] if last is not None and last[0] == asked else self._kind(group, rule, clock.owned)
+        together.kinds[number] = asked, kind
         clock.random_rounding = group["stochastic_rounding"]
         if kind != clock.kind:
             self._start(clock, tables, kind, hyperparameters)
@@ -407,9 +413,8 @@ class RowOptimizer(InBackward):
         shape = parameter.shape[:1] if name in self._per_row else parameter.shape
         return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
 
-    def _kind(self, group: dict[str, Any], owned: bool) -> tuple[ClockKind, list[float]]:
-        """Return how the group's next step treats its tables, and the step's hyperparameters."""
-        rule = self._rule(group)
+    def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:
+        """Return how the group's next step, by this rule, treats its tables."""
         number = OPTIMIZER_RULES[rule.name]
         others, motion = ITS_ROWS, "none"
         if not group["lazy"]:
@@ -435,7 +440,7 @@ class RowOptimizer(InBackward):
                 others = ALL_ROWS
         moves_weights = others == LATER and motion == "weight"
         eps = group.get("eps"), group.get("tensorflow_eps")
-        return ClockKind(number, rule.states, others, moves_weights, eps), rule.hyperparameters
+        return ClockKind(number, rule.states, others, moves_weights, eps)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored
-from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
+from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
 from .table import accumulator_dtype, growing_among, note_change, writing
 
@@ -22,6 +22,8 @@ __all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "ClockKind
 # Steps after which all rows are flushed and the history begins anew: 8 MB.
 HISTORY_STEPS = 2**16
 _FIRST_STEPS = 64
+
+_ops = torch.ops.torchsparse_rec
 
 # What a step does to rows without gradient: nothing, moves them later, or moves them at once.
 ITS_ROWS = "nothing"
@@ -191,9 +193,8 @@ class Clock:
     def advance(self, hyperparameters: list[float], step: int) -> None:
         """End a step: add to the history what the step does to rows without gradient."""
         if self.history is not None:
-            row_optimizer_advance_(
-                self.history, rule=self.rule, hyperparameters=hyperparameters, step=step, base=self.base
-            )
+            # The operator itself: no graph can have saved the history.
+            _ops.row_optimizer_advance_.default(self.history, self.rule, hyperparameters, step, self.base)
         self.hyperparameters = hyperparameters
         self.step = step
         self.steps.fill_(step)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ _collecting: weakref.WeakSet[Table] = weakref.WeakSet()
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
 _changes = 0
+
+# Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
+_some_grow = False
 
 
 def announce(optimizer: RowOptimizer) -> None:
@@ -134,14 +137,14 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "collected", "growing", "part", "_optimizer", "_rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "collected", "_growing", "part", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
         self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.collected: Collected | None = None
-        self.growing: weakref.ref[Growing] | None = None
+        self._growing: weakref.ref[Growing] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
         self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
@@ -175,6 +178,18 @@ class Table:
     def optimizer_reference(self) -> weakref.ref[RowOptimizer] | None:
         """A weak reference to :attr:`optimizer`."""
         return self._optimizer
+
+    @property
+    def growing(self) -> weakref.ref[Growing] | None:
+        """What is told of the table's steps, if it grows."""
+        return self._growing
+
+    @growing.setter
+    def growing(self, growing: weakref.ref[Growing]) -> None:
+        global _some_grow
+        _some_grow = True
+        self._growing = growing
+        note_change()
 
     @property
     def rows(self) -> Rows | None:
@@ -263,6 +278,8 @@ def _nothing() -> None:
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     """Return the tables that grow among those of the parameters, in the order of locking."""
+    if not _some_grow:
+        return []
     tables = [_tables.get(id(parameter)) for parameter in parameters]
     references = [table.growing for table in tables if table is not None and table.growing is not None]
     found = [growing for reference in references if (growing := reference()) is not None]
@@ -275,15 +292,16 @@ def is_growing_stale(growing: Growing) -> bool:
     return any(table.is_stale() for table in tables)
 
 
-@contextmanager
-def writing(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Lock the tables of these parameters that grow, so that nobody reads them while rows are written."""
+def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
+    """Return a context in which the tables of these parameters that grow are locked: nobody reads what is written."""
     found = growing_among(parameters)
-    if not found:
-        yield
-        return
+    return _locked(found) if found else nullcontext()
+
+
+@contextmanager
+def _locked(tables: list[Growing]) -> Iterator[None]:
     with ExitStack() as stack:
-        for growing in found:
+        for growing in tables:
             stack.enter_context(growing.writing())
         yield
 
