@@ -153,6 +153,14 @@ def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]
     return before or {}, after or {}
 
 
+def any_hooks(weights: Iterable[Tensor]) -> bool:
+    """Say whether the gradient of one of the tensors has hooks, at the cost of a glance at each."""
+    for weight in weights:
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+            return True
+    return False
+
+
 def load_hooks(module: torch.nn.Module) -> dict[int, Any]:
     """Return the hooks that follow a module's ``load_state_dict``, to find one that is there already, or remove it."""
     return module._load_state_dict_post_hooks
@@ -178,7 +186,7 @@ def is_step_seen(optimizer: torch.optim.Optimizer) -> bool:
     return any(hooks) or any(_step_hooks) or _profiler_runs()
 
 
-# Torch's kernels that step many parameters by one call, in place, for Adam and for AdamW; None: torch steps them itself.
+# Torch's kernels that step many parameters by one call, in place, for Adam and for AdamW. None: torch calls them itself.
 fused_adam: Callable[..., None] | None = _private("_fused_adam_", None)
 fused_adamw: Callable[..., None] | None = _private("_fused_adamw_", None)
 

@@ -22,11 +22,21 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, at_end_of_backward, current_backward, grad_of, is_in_ddp, is_reached, node_of
+from .._torch import any_hooks, as_stored, at_end_of_backward, current_backward, is_in_ddp, is_reached, node_of
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
-from ..tables.table import SECOND_BACKWARD, Gradient, Table, are_same, changes, table_of, writing
+from ..tables.table import (
+    SECOND_BACKWARD,
+    Gradient,
+    Table,
+    any_grad,
+    are_same,
+    changes,
+    is_any_collecting,
+    table_of,
+    writing,
+)
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import has_hooks
 from .plan import Ids, Plan
@@ -87,9 +97,9 @@ class FusedLookups:
         """
         wanted = [weight.requires_grad for weight in tables.weights]
         for _, weights in self._by_optimizer(tables, wanted):
-            if any(grad_of(weight) is not None for weight in weights):
+            if any_grad(weights):
                 raise RuntimeError(_HAS_GRAD)
-            if any(map(has_hooks, weights)):
+            if any_hooks(weights) and any(map(has_hooks, weights)):
                 raise RuntimeError(_HAS_HOOKS)
         # That a part of a table is left out of it, its module has checked.
         if is_in_ddp() and any(table.part is None for table in tables.tables):
@@ -99,11 +109,12 @@ class FusedLookups:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (changes(), tables, wanted):
-            found: dict[weakref.ref[RowOptimizer] | None, list[Tensor]] = {}
+            found: dict[int, tuple[weakref.ref[RowOptimizer] | None, list[Tensor]]] = {}
             for table, weight, want in zip(tables.tables, tables.weights, wanted, strict=True):
                 if want:
-                    found.setdefault(table.optimizer_reference, []).append(weight)
-            known = self._optimizers = (changes(), tables, wanted, list(found.items()))
+                    reference = table.optimizer_reference
+                    found.setdefault(id(reference), (reference, []))[1].append(weight)
+            known = self._optimizers = (changes(), tables, wanted, list(found.values()))
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
@@ -124,6 +135,8 @@ class FusedLookups:
             awaited = _outstanding.remove(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
+            elif not awaited and not is_any_collecting():
+                alone = wanted
             else:
                 both = zip(wanted, tables.tables, strict=True)
                 alone = [want and table not in awaited and table.collected is None for want, table in both]

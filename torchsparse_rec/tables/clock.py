@@ -60,7 +60,7 @@ class Clock:
         self.hyperparameters: list[float] = []
         self.moves_weights = False
         self.history: Tensor | None = None
-        self.steps = torch.empty(0)  # [tables]: what state["step"] of each is a view of
+        self.steps: Tensor | None = None  # [tables]: what state["step"] of each is a view of, if states have one
         self._tables: list[weakref.ref[Table]] = []
         # Held while rows are written, by a step or by the first reader. Tables that grow have a lock of their own too.
         self.lock = threading.RLock()
@@ -110,12 +110,10 @@ class Clock:
 
     def _share_steps(self) -> None:
         # Each table's state["step"] is a view of self.steps: one write a step counts for all of them.
-        tables = self.tables()
-        self.steps = torch.full((len(tables),), float(self.step), dtype=torch.float32)
-        for table, step in zip(tables, self.steps, strict=True):
-            assert table.rows is not None
-            if "step" in table.rows.state:
-                table.rows.state["step"] = step
+        all_rows = [rows for table in self.tables() if (rows := table.rows) is not None and "step" in rows.state]
+        self.steps = torch.full((len(all_rows),), float(self.step), dtype=torch.float32) if all_rows else None
+        for rows, step in zip(all_rows, () if self.steps is None else self.steps, strict=True):
+            rows.state["step"] = step
 
     def split(self, tables: list[Table]) -> Clock:
         """Move tables that step without the others to a new clock, with the same history; return that clock."""
@@ -197,7 +195,8 @@ class Clock:
             _ops.row_optimizer_advance_.default(self.history, self.rule, hyperparameters, step, self.base)
         self.hyperparameters = hyperparameters
         self.step = step
-        self.steps.fill_(step)
+        if self.steps is not None:
+            self.steps.fill_(step)
 
     def rounding_seeds(self, tables: list[Table]) -> list[int]:
         """Return a seed for each table whose half-precision weights are rounded at random; no seeds otherwise."""

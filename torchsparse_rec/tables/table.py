@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .._torch import grad_of
+
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
     from .clock import Clock
@@ -28,11 +30,13 @@ __all__ = [
     "SECOND_BACKWARD",
     "Table",
     "announce",
+    "any_grad",
     "are_same",
     "changes",
     "forget_collected",
     "Growing",
     "growing_among",
+    "is_any_collecting",
     "is_growing_stale",
     "note_change",
     "split_part",
@@ -58,6 +62,8 @@ _collecting: weakref.WeakSet[Table] = weakref.WeakSet()
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
 _changes = 0
+
+_NONE = {None}
 
 # Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
 _some_grow = False
@@ -330,6 +336,16 @@ def forget_collected(parameters: Iterable[Tensor]) -> None:
         for table in [_tables.get(id(parameter)) for parameter in parameters]:
             if table is not None:
                 table.take_collected()
+
+
+def is_any_collecting() -> bool:
+    """Say whether a backward has brought gradients to any table that wait for its end."""
+    return bool(_collecting)
+
+
+def any_grad(parameters: Iterable[Tensor]) -> bool:
+    """Say whether one of the parameters has a gradient. Call it under ``as_stored``."""
+    return not _NONE.issuperset(map(grad_of, parameters))
 
 
 def are_same(a: Collection[object], b: Collection[object]) -> bool:
