@@ -60,7 +60,8 @@ class FusedLookups:
 
     def __init__(self, plan: Plan, weights: Callable[[], list[Parameter] | None], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
-        self._weights, self._node = weights, node_of(leaf)
+        self._weights = weights
+        self._node: Any = None
         self._tables: TableSet | None = None
         # The arguments of the last _by_optimizer() and what it found for them.
         self._optimizers: tuple[int, TableSet, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
@@ -126,6 +127,8 @@ class FusedLookups:
 
     def is_wanted(self) -> bool:
         """Say whether the running backward is to update the tables, or only to reach the tensors ``inputs`` names."""
+        if self._node is None:  # first in a backward, as no node is found within an operator's kernel
+            self._node = node_of(self.leaf)
         return is_reached(self._node)
 
     def finish(self, number: int, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:

@@ -44,20 +44,23 @@ class Rule(NamedTuple):
 
 
 # A table with at most so many times the rows that have a gradient is stepped whole: so many rows cost less in one walk
-# than few to be caught up with, when they are read and again when they are stepped.
-WHOLE = 5
+# than few to be caught up with, when they are read and again when they are stepped. Of tables with fewer rows than these
+# a step names either all rows or too few.
+WHOLE, LEAST_WHOLE_ROWS = 5, 512
 
 
-def _may_be_whole(table: Table) -> bool:
+def _most_whole(table: Table) -> int:
     """
-    Say whether a table may be stepped whole where a step names many of its rows.
+    Return up to how many times its rows with a gradient a table is stepped whole, if at all.
 
     Half-precision rows would be rounded at each step, tables that grow have rows without a key, and the ranks that have
     parts of a table's rows would each come to their own answer.
     """
     weight, part = table.parameter, table.part
     wide = accumulator_dtype(weight.dtype) == weight.dtype
-    return wide and table.growing is None and not (part is not None and part.splits_rows)
+    splits_rows = part is not None and part.splits_rows
+    may = weight.shape[0] >= LEAST_WHOLE_ROWS and wide and table.growing is None and not splits_rows
+    return WHOLE if may else 0
 
 
 class _Lists:
@@ -70,7 +73,7 @@ class _Lists:
         self.states = [state for rows in all_rows for state in rows.states]
         self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
         self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
-        self.whole = [WHOLE if _may_be_whole(table) else 0 for table in tables] if self.last_steps else []
+        self.whole = [_most_whole(table) for table in tables] if self.last_steps else []
 
     def weights(self) -> list[Tensor]:
         """Return the tables' weights, each as ``[V, D]``."""
