@@ -186,7 +186,7 @@ def is_step_seen(optimizer: torch.optim.Optimizer) -> bool:
     return any(hooks) or any(_step_hooks) or _profiler_runs()
 
 
-# Torch's kernels that step many parameters by one call, in place, for Adam and for AdamW. None: torch calls them itself.
+# Torch's kernels that step many parameters by one call, in place, for Adam and AdamW. None: torch calls them itself.
 fused_adam: Callable[..., None] | None = _private("_fused_adam_", None)
 fused_adamw: Callable[..., None] | None = _private("_fused_adamw_", None)
 

@@ -114,8 +114,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/auto.py",
         "bound",
-        "    if rows <= max(ids, SMALL_TABLE):\n",
-        "    if rows < max(ids, SMALL_TABLE):\n",
+        "    if rows <= max(ids, SMALL_TABLE) or",
+        "    if rows < max(ids, SMALL_TABLE) or",
         "nn",
     ),
     Mutation(

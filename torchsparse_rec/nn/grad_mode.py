@@ -289,11 +289,11 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
         """Return the plan of the module's only lookup: the last plan again if it is equal, as that is found fastest."""
-        what = (0,), (0,), (mode,), (num_embeddings,), (embedding_dim,), (padding,), scaled
+        plan = Plan((0,), (0,), (mode,), (num_embeddings,), (embedding_dim,), (padding,), scaled)
         if torch.compiler.is_compiling():
-            return Plan(*what)
-        if self._last_plan != what:
-            self._last_plan = Plan(*what)
+            return plan
+        if self._last_plan != plan:
+            self._last_plan = plan
         return self._last_plan
 
     def explain(self) -> str:

@@ -44,8 +44,8 @@ class Rule(NamedTuple):
 
 
 # A table with at most so many times the rows that have a gradient is stepped whole: so many rows cost less in one walk
-# than few to be caught up with, when they are read and again when they are stepped. Of tables with fewer rows than these
-# a step names either all rows or too few.
+# than few that are caught up with when they are read, and again when they are stepped. Of a table with fewer rows than
+# these a step names either all rows or too few.
 WHOLE, LEAST_WHOLE_ROWS = 5, 512
 
 
