@@ -66,9 +66,20 @@ bool Bags<T, I>::check(int64_t b, int64_t end, int64_t num_embeddings, FirstPosi
 }
 
 template <class T, class I>
-typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction) const {
+bool Bags<T, I>::has_padding(int64_t b, int64_t end) const {
+  if (padding_ < 0) return false;
+  // Neither is negative: one less than their difference in bits is so only where they are equal.
+  uint64_t signs = 0;
+  for (int64_t i = offsets_[b]; i < offsets_[end]; ++i) {
+    signs |= (static_cast<uint64_t>(indices_[i]) ^ static_cast<uint64_t>(padding_)) - 1;
+  }
+  return signs >> 63 != 0;
+}
+
+template <class T, class I>
+typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction, bool may_pad) const {
   if (reduction == Reduction::kSum || reduction == Reduction::kMax) return A(1);
-  if (weights_ == nullptr && padding_ < 0) {
+  if (weights_ == nullptr && !may_pad) {
     const A n = static_cast<A>(offsets_[b + 1] - offsets_[b]);
     return denominator(reduction, n, n);
   }
@@ -93,12 +104,13 @@ PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t
                                                               BagScratch<T, Row>& scratch) const {
   const bool max = reduction == Reduction::kMax;
   const bool divided = reduction == Reduction::kMean || reduction == Reduction::kSqrtN;
+  const bool pads = has_padding(b, end);
   if (divided) {
-    for (int64_t bag = b; bag < end; ++bag) scratch.divisors[bag - b] = divisor(bag, reduction);
+    for (int64_t bag = b; bag < end; ++bag) scratch.divisors[bag - b] = divisor(bag, reduction, pads);
   }
   const A* divisors = divided ? scratch.divisors.data() : nullptr;
   const Row* rows = reinterpret_cast<const Row*>(indices_);
-  if (padding_ < 0 && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
+  if (!pads && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
     // The caller's own arrays serve as they are.
     return {nullptr,
             0,

@@ -73,9 +73,14 @@ class Bags {
   bool is_padding(int64_t item) const { return static_cast<int64_t>(indices_[item]) == padding_; }
   A weight(int64_t item) const { return weights_ != nullptr ? static_cast<A>(weights_[item]) : A(1); }
   // What bag b's sum is divided by.
-  A divisor(int64_t b, Reduction reduction) const;
+  A divisor(int64_t b, Reduction reduction) const { return divisor(b, reduction, padding_ >= 0); }
 
  private:
+  // Whether any item of the bags [b, end), which have been checked, is padding.
+  bool has_padding(int64_t b, int64_t end) const;
+  // may_pad: whether items of the bag may be padding.
+  A divisor(int64_t b, Reduction reduction, bool may_pad) const;
+
   const I* indices_;
   const T* weights_;
   int64_t padding_;

@@ -45,7 +45,7 @@ MUTATIONS = [
     Mutation(
         "embedding_bags.cpp",
         "sign",
-        "if (weights_ == nullptr && padding_ < 0)",
+        "if (weights_ == nullptr && !may_pad)",
         "if (weights_ == nullptr)",
         "embedding",
     ),
