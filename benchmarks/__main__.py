@@ -1,4 +1,8 @@
-"""``python -m benchmarks``: times every operator, the embeddings and NCF beside their peers."""
+"""
+``python -m benchmarks``: times every operator, the embeddings and NCF beside their peers.
+
+``python -m benchmarks scaling`` measures how cost grows; it has options of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from . import (
     record,
     route,
     row_update,
+    scaling,
     segment,
     sok,
     sparse_segment,
@@ -164,6 +169,9 @@ def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[R
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen rows. Return 1 if a row fails or an argument is wrong, else 0, whatever the times are."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["scaling"]:
+        return scaling.main(arguments[1:])
     given = parse(arguments)
     try:
         rows = choose(given.names, given.device)
