@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -89,15 +90,114 @@ class Axis:
     knees: tuple[Knee, ...] = field(default=())
 
 
+# Of caches and pages the sentences say what is so at the base's 16 columns, 64 bytes a row, on an EPYC with 1 MB of
+# second-level and 32 MB of third-level cache and pages of 4 KB.
 AXES = {
-    "rows": Axis((10**3, 10**4, 10**5, 10**6, 10**7, 10**8), (100, 1_000), "id", lambda point: point.ids),
-    "ids": Axis((10, 100, 10**3, 10**4, 10**5, 10**6, 10**7), (20, 200), "id", lambda point: point.ids),
-    "tables": Axis((1, 10, 100, 1_000), (1, 2), "id", lambda point: point.ids),
-    "dim": Axis((1, 4, 16, 64, 256, 1_024), (1, 4), "byte of a row", lambda point: 4 * point.dim * point.ids),
+    "rows": Axis(
+        (10**3, 10**4, 10**5, 10**6, 10**7, 10**8),
+        (100, 1_000),
+        "id",
+        lambda point: point.ids,
+        (
+            Knee(
+                10**4,
+                10**5,
+                "The table outgrows the second-level cache, and a batch has six times as many different rows, each of "
+                "which a step merges and writes.",
+            ),
+            Knee(10**5, 10**6, "The table, 64 MB, outgrows the third-level cache: rows come from memory."),
+            Knee(
+                10**6,
+                10**7,
+                "The translations of 640 MB fit neither the TLB nor, as page tables, the second-level cache: a row "
+                "costs a page walk beside its read.",
+            ),
+            Knee(
+                10**7,
+                10**8,
+                "The page tables, 13 MB and on a virtual machine the host's as well, leave the third-level cache too: "
+                "a row costs several reads of memory, one after another.",
+            ),
+        ),
+    ),
+    "ids": Axis(
+        (10, 100, 10**3, 10**4, 10**5, 10**6, 10**7),
+        (20, 200),
+        "id",
+        lambda point: point.ids,
+        (
+            Knee(
+                10,
+                10**4,
+                "What a call costs whatever its size (Python, autograd, checks, the optimizer's step) is shared by "
+                "more ids.",
+            ),
+            Knee(
+                10**4,
+                10**5,
+                "The same, for the last time; and from 16,384 ids on a lookup has work for a second thread, of which "
+                "each gets 131,072 elements or more.",
+            ),
+            Knee(
+                10**5,
+                10**6,
+                "Rows begin to occur several times in a batch, and a step updates each once for all its ids.",
+                ("fused", "sparse"),
+            ),
+        ),
+    ),
+    "tables": Axis(
+        (1, 10, 100, 1_000),
+        (1, 2),
+        "id",
+        lambda point: point.ids,
+        (
+            Knee(
+                10,
+                1_000,
+                "What is done once for each table is shared by only 1,000 and 100 ids: its part in the arguments of a "
+                "lookup; its COO gradient and the optimizer's step on it; its keys' own search and insertion.",
+            ),
+        ),
+    ),
+    "dim": Axis(
+        (1, 4, 16, 64, 256, 1_024),
+        (1, 4),
+        "byte of a row",
+        lambda point: 4 * point.dim * point.ids,
+        (
+            Knee(1, 16, "A row of less than 64 bytes costs a cache line all the same."),
+            Knee(
+                1,
+                256,
+                "What each id costs beside its row (grouping by rows, the search for a key) is shared by more bytes.",
+                ("fused", "sparse", "dynamic"),
+            ),
+            Knee(
+                256,
+                1_024,
+                "A row of 4 KB is read in sequence, which the processor notices and fetches ahead, and needs one or "
+                "two translations for all its bytes.",
+                ("lookup",),
+            ),
+        ),
+    ),
     "threads": Axis(
         tuple(sorted({1, 2, os.cpu_count() or 1})), (1,), "id, times threads", lambda point: point.ids / point.threads
     ),
-    "skew": Axis((0.0, 0.5, 0.8, 1.0, 1.2, 1.5), (0.0, 1.0), "id", lambda point: point.ids),
+    "skew": Axis(
+        (0.0, 0.5, 0.8, 1.0, 1.2, 1.5),
+        (0.0, 1.0),
+        "id",
+        lambda point: point.ids,
+        (
+            Knee(
+                0.0,
+                1.5,
+                "The more skewed the ids, the fewer different rows a batch has, and the more of them the caches hold.",
+            ),
+        ),
+    ),
 }
 
 
@@ -167,17 +267,19 @@ def make(workload: str, point: Point, drawn: list[Tensor]) -> tuple[Call, Callab
         optimizer.zero_grad()
 
     def table() -> Tensor:
-        if point.tables > 1 or grows:
+        if point.tables > 1:
             return torch.full((point.rows, point.dim), 0.01)
         return tables[features[0]].weight.detach()
 
     return lookup if workload == "lookup" else step, table
 
 
-def gather(table: Tensor, drawn: list[Tensor]) -> Call:
+def gather(table: Tensor, point: Point, drawn: list[Tensor]) -> Call:
     """Make a call in which torch reads the rows of a batch, into memory that is kept and fits a last-level cache."""
-    rows = max(1, (8 << 20) // (table.shape[1] * table.element_size()))
-    kept, inputs = torch.empty(min(rows, len(drawn[0])), table.shape[1]), itertools.cycle(drawn)
+    rows = max(1, (8 << 20) // (point.dim * table.element_size()))
+    starts = torch.arange(0, point.rows, point.rows // point.tables).repeat_interleave(point.ids // point.tables)
+    kept = torch.empty(min(rows, point.ids), point.dim)
+    inputs = itertools.cycle([ids + starts for ids in drawn])
 
     def run() -> None:
         for ids in next(inputs).split(rows):
@@ -196,15 +298,15 @@ def measure(workload: str, point: Point, quick: bool) -> dict[str, float]:
     for _ in range(3):
         call()
     beyond = memory("VmHWM") - before - 4 * point.rows * point.dim
-    pair = compare(call, gather(table(), drawn), "cpu", quick)
+    pair = compare(call, gather(table(), point, drawn), "cpu", quick)
     return {"ms": pair.ours_ms, "gather_ms": pair.peer_ms, "beyond_bytes": beyond}
 
 
 def needed(workload: str, point: Point) -> int:
-    """Return about how many bytes a point needs: a table that grows has 24 bytes more a row, and a peer beside it."""
-    rows = point.rows * (4 * point.dim * (2 if workload == "dynamic" else 1) + (24 if workload == "dynamic" else 0))
-    drawn = 8 * max(2 * point.ids, DRAWN) * (2 if workload == "dynamic" else 1)
-    return rows + 2 * drawn + (16 * point.rows if point.skew else 0) + 12 * point.ids * point.dim
+    """Return about how many bytes a point needs: of a table that grows, also an index, while that is made anew."""
+    rows = point.rows * (4 * point.dim + (48 if workload == "dynamic" else 0))
+    drawn = 8 * max(2 * point.ids, DRAWN) * (4 if workload == "dynamic" else 3)
+    return rows + drawn + (16 * point.rows if point.skew else 0) + 12 * point.ids * point.dim
 
 
 def free_memory() -> int:
@@ -324,8 +426,8 @@ def floors(quick: bool) -> dict[str, float]:
 
 
 def lookup_bytes(point: Point) -> float:
-    """Return the bytes of a pooled lookup: ids, a row for each, offsets and results."""
-    return point.ids * (8 + 4 * point.dim + (8 + 4 * point.dim) / HOT)
+    """Return the bytes of a pooled lookup: ids, the cache lines of a row for each, offsets and results."""
+    return point.ids * (8 + 64 * math.ceil(4 * point.dim / 64) + (8 + 4 * point.dim) / HOT)
 
 
 def lines_of_floors(axis: str, figures: list[Figures], machine_floors: dict[str, float], quick: bool) -> dict[str, Any]:
@@ -339,7 +441,7 @@ def lines_of_floors(axis: str, figures: list[Figures], machine_floors: dict[str,
         gathered += [] if peer is None else [(value, peer)]
     return {
         "rows gathered by torch's index_select": gathered,
-        "a lookup's bytes at the copy bandwidth": copied,
+        "a lookup's cache lines at the bandwidth of memory": copied,
         "page faults of a lookup's result, if it is fresh": faults,
     }
 
@@ -358,8 +460,10 @@ def page(content: dict[str, Any], figures: list[Figures]) -> str:
         f"base's: {base} (skew: the exponent of Zipf's law, 0 is uniform). Rows and ids are those of all tables "
         f"together, bags have {HOT} ids. Cells: nanoseconds per unit, and in brackets megabytes beyond the tables' own "
         f"rows: the index of tables that grow, results, gradients, scratch. Figures are medians of "
-        f"{content['rounds']} rounds. Copies: {content['floors']['copy_gb_per_second']:.1f} GB/s; a fresh page: "
-        f"{content['floors']['fault_ns_per_byte']:.2f} ns a byte.\n",
+        f"{content['rounds']} rounds. In the pictures broken lines are the machine's floors, of a lookup whose rows "
+        f"are in no cache: copies reach {content['floors']['copy_gb_per_second']:.1f} GB/s, and first writes to fresh "
+        f"pages take {content['floors']['fault_ns_per_byte']:.2f} ns a byte. Torch's gather is a program, and can be "
+        "beaten.\n",
     ]
     parts += [f"* {name}: {what}" for name, what in WORKLOADS.items()]
     unexplained = [each for each in content["knees"] if not each["why"]]
@@ -398,7 +502,7 @@ def draw(axis: str, figures: list[Figures], machine_floors: dict[str, float], qu
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panel = plt.subplots(figsize=(8, 5))
+    figure, panel = plt.subplots(figsize=(10, 5))
     for name in WORKLOADS:
         pairs = [(value, cost(axis, each) or 0.0) for value, each in curve(axis, name, figures, quick) if each.rounds]
         panel.plot([x for x, _ in pairs], [y for _, y in pairs], "o-", label=name)
@@ -410,7 +514,7 @@ def draw(axis: str, figures: list[Figures], machine_floors: dict[str, float], qu
     panel.set_xlabel(axis)
     panel.set_ylabel(f"ns per {AXES[axis].unit}")
     panel.grid(True, which="both", alpha=0.3)
-    panel.legend(fontsize=8)
+    panel.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
