@@ -401,7 +401,7 @@ def cost(axis: str, each: Figures, name: str = "ms") -> float | None:
     return None if ms is None else ms * 1e6 / AXES[axis].units(each.point)
 
 
-def knees(axis: str, figures: list[Figures], quick: bool) -> list[dict[str, Any]]:
+def knees(axis: str, figures: list[Figures], quick: bool = False) -> list[dict[str, Any]]:
     """Return each change of the cost by more than 1.5 times between neighbours, with its explanation or None."""
     found = []
     for workload in WORKLOADS:
@@ -465,6 +465,7 @@ def page(content: dict[str, Any], figures: list[Figures]) -> str:
         f"pages take {content['floors']['fault_ns_per_byte']:.2f} ns a byte. Torch's gather is a program, and can be "
         "beaten.\n",
     ]
+    parts += ["Quick: small sizes and few calls, the figures say nothing about speed.\n"] if quick else []
     parts += [f"* {name}: {what}" for name, what in WORKLOADS.items()]
     unexplained = [each for each in content["knees"] if not each["why"]]
     parts.append(f"\nChanges over {KNEE:g}x from one point to the next that this page does not explain: ")
@@ -547,7 +548,7 @@ def main(arguments: list[str] | None = None) -> int:
     def keep(figures: list[Figures]) -> None:
         content["machine"] = machine("cpu", (QUICK if given.quick else Point()).threads)
         content["rounds"] = max(len(each.rounds) for each in figures)
-        content["knees"] = [knee for axis in given.axes for knee in knees(axis, figures, given.quick)]
+        content["knees"] = [] if given.quick else [knee for axis in given.axes for knee in knees(axis, figures)]
         content["points"] = [asdict(each) for each in figures]
         if given.out is not None:
             (given.out / "scaling.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -560,9 +561,9 @@ def main(arguments: list[str] | None = None) -> int:
             draw(axis, figures, content["floors"], given.quick, given.out / f"{axis}.png")
     print(page(content, figures))
     for each in content["knees"]:
-        if not each["why"] and not given.quick:
+        if not each["why"]:
             print(f"UNEXPLAINED: {words(each)}", file=sys.stderr)
-    return 1 if not given.quick and any(not each["why"] for each in content["knees"]) else 0
+    return 1 if any(not each["why"] for each in content["knees"]) else 0
 
 
 if __name__ == "__main__":
