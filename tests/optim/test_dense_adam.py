@@ -104,6 +104,18 @@ def test_states_may_be_replaced_and_a_step_counted_by_hand():
     assert_same(ours, a, theirs, b)
 
 
+def test_states_may_be_dropped():
+    ours, theirs = parameters(), parameters()
+    a, b = optim.Adam(ours, fused=True), torch.optim.Adam(theirs, fused=True)
+    for weights, optimizer in ((ours, a), (theirs, b)):
+        train(weights, optimizer, 3, lambda step, k: False)
+        optimizer.state.pop(weights[1])
+        train(weights, optimizer, 3, lambda step, k: False)
+        optimizer.state.clear()
+        train(weights, optimizer, 3, lambda step, k: False)
+    assert_same(ours, a, theirs, b)
+
+
 def test_states_travel_between_torchs_optimizer_and_ours():
     ours, theirs = parameters(), parameters()
     a, b = optim.Adam(ours, fused=True), torch.optim.Adam(theirs, fused=True)
@@ -119,13 +131,16 @@ def test_states_travel_between_torchs_optimizer_and_ours():
     assert {float(state["step"]) for state in copied.state.values()} == {3.0}
 
 
-@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("uneven", ["", "gradient", "count"])
 def test_tensorflows_place_of_eps(uneven):
     options = {"lr": 0.1, "eps": 1e-2, "tensorflow_eps": True}
     at_once, one_by_one = parameters(), parameters()
     fused, plain = optim.Adam(at_once, fused=True, **options), optim.Adam(one_by_one, fused=False, **options)
     for weights, optimizer in ((at_once, fused), (one_by_one, plain)):
-        train(weights, optimizer, 6, lambda step, k: uneven and step == 2 and k == 0)
+        train(weights, optimizer, 6, lambda step, k: uneven == "gradient" and step == 2 and k == 0)
+        if uneven == "count":
+            optimizer.state[weights[1]]["step"].fill_(2)
+        train(weights, optimizer, 2, lambda step, k: False)
     for x, y in zip(at_once, one_by_one, strict=True):
         torch.testing.assert_close(x, y)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored, fused_adam, fused_adamw, grad_of
+from ..tables.stale import can_be_stale
 from ..tables.table import are_same
 from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means
 from .row_optimizer import RowOptimizer, Rule
@@ -27,8 +28,6 @@ class _AtOnce:
         self._parameters, self._names = parameters, ("step", *names)
         all_states = [state[parameter] for parameter in parameters]
         self.count = torch.stack([its["step"] for its in all_states])
-        # Where TensorFlow adds eps depends on the number of the step: None if it is not the same for all.
-        self.are_even = bool((self.count == self.count[0]).all())
         for its, step in zip(all_states, self.count, strict=True):
             its["step"] = step
         self._kept = self._of(state)
@@ -36,7 +35,7 @@ class _AtOnce:
 
     def _of(self, state: Mapping[Tensor, Any]) -> list[list[Tensor]]:
         all_states = [state[parameter] for parameter in self._parameters]
-        return [[its[name] for its in all_states] for name in self._names]
+        return [[its.get(name) for its in all_states] for name in self._names]
 
     def is_of(self, parameters: list[Tensor], state: Mapping[Tensor, Any], names: tuple[str, ...]) -> bool:
         """Say whether these are the same parameters with the same tensors as their states."""
@@ -111,9 +110,10 @@ class _Adam(RowOptimizer):
             self._at_once = {**self._at_once, number: known}
         eps, (beta1, beta2) = float(group["eps"]), map(float, group["betas"])
         if group.get("tensorflow_eps", False):
-            if not known.are_even:
+            steps = set(known.count.tolist())
+            if len(steps) > 1:
                 return False
-            eps /= (1 - beta2 ** (int(known.count[0]) + 1)) ** 0.5
+            eps /= (1 - beta2 ** (steps.pop() + 1)) ** 0.5
         with as_stored():
             known.count += 1
             kernel(
@@ -140,10 +140,11 @@ class _Adam(RowOptimizer):
 
 
 def _can_be_at_once(parameters: list[Tensor], state: Mapping[Tensor, Any], names: tuple[str, ...]) -> bool:
-    """Say whether one call of torch's kernel can step the parameters."""
+    """Say whether one call of torch's kernel can step the parameters: none is of a class that may see each call."""
     first = parameters[0].dtype
     return first.is_floating_point and all(
-        parameter.dtype == first
+        can_be_stale(parameter)
+        and parameter.dtype == first
         and parameter.is_cpu
         and (its := state.get(parameter))
         and all(its.get(name) is not None and its[name].is_cpu for name in ("step", *names))
