@@ -27,6 +27,12 @@
 
 #include "memory.h"
 
+// torch 2.11's; null where torch is older.
+extern "C" __attribute__((weak, visibility("default"))) AOTITorchError torch_from_blob(
+    void* data, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t storage_offset, int32_t dtype,
+    int32_t device_type, int32_t device_index, AtenTensorHandle* result, int32_t layout, const uint8_t* opaque_metadata,
+    int64_t opaque_metadata_size, void (*deleter)(void* data, void* context), void* deleter_context);
+
 namespace tsr {
 
 using torch::headeronly::BFloat16;
@@ -134,10 +140,39 @@ inline std::string tensor_text(const std::vector<int64_t>& sizes, ScalarType dty
   return text.str() + "]";
 }
 
+// A large tensor on the CPU in memory that is kept when it is gone, if there is some. It cannot be made larger in place,
+// as no tensor can whose memory is not torch's own.
+inline std::optional<Tensor> new_kept(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  const int32_t torch_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(torch_dtype));
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
+  }
+  if (bytes < kLeastKeptBytes || torch_from_blob == nullptr) return std::nullopt;
+  const KeptMemory::Block block = KeptMemory::instance().borrow(bytes);
+  if (block.bytes == 0) return std::nullopt;
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * sizes[d];
+  const auto deleter = [](void* memory, void* context) {
+    KeptMemory::instance().give_back({memory, static_cast<int64_t>(reinterpret_cast<intptr_t>(context))});
+  };
+  AtenTensorHandle made = nullptr;
+  const AOTITorchError error = torch_from_blob(
+      block.memory, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), /*storage_offset=*/0, torch_dtype,
+      aoti_torch_device_type_cpu(), /*device_index=*/-1, &made, aoti_torch_layout_strided(), nullptr, 0, deleter,
+      reinterpret_cast<void*>(static_cast<intptr_t>(block.bytes)));
+  if (error == 0) return Tensor(made);
+  KeptMemory::instance().give_back(block);
+  return std::nullopt;
+}
+
 // An uninitialised tensor on the device of `like`. torch's own text is lost when it cannot be had, so ours says the
 // size.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype,
                         const Asked& asked = {}) {
+  if (like.is_cpu()) {
+    if (std::optional<Tensor> kept = new_kept(sizes, dtype)) return *kept;
+  }
   try {
     Tensor out =
         torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
@@ -269,15 +304,22 @@ class Buffer {
   explicit Buffer(int64_t size, const Asked& asked = {}) {
     const size_t bytes = static_cast<size_t>(size) * sizeof(T);
     const bool in_lines = bytes >= kLeastInLines;
+    KeptMemory::Block kept;
     void* memory = nullptr;
     if (size >= 0 && size <= INT64_MAX / static_cast<int64_t>(sizeof(T))) {
-      memory = in_lines ? ::operator new(bytes, kLine, std::nothrow) : ::operator new(bytes, std::nothrow);
+      if (bytes >= static_cast<size_t>(kLeastKeptBytes)) {
+        kept = KeptMemory::instance().borrow(static_cast<int64_t>(bytes));
+        memory = kept.memory;
+      }
+      if (memory == nullptr) {
+        memory = in_lines ? ::operator new(bytes, kLine, std::nothrow) : ::operator new(bytes, std::nothrow);
+      }
     }
     if (memory == nullptr) {
       throw_no_memory(asked, /*on_cuda=*/false, message(size, " elements of ", sizeof(T), " bytes on the host"));
     }
-    data_ = std::unique_ptr<T[], Free>(static_cast<T*>(memory), Free{in_lines});
-    prefer_huge_pages(memory, static_cast<int64_t>(bytes));
+    data_ = std::unique_ptr<T[], Free>(static_cast<T*>(memory), Free{in_lines, kept.bytes});
+    if (kept.bytes == 0) prefer_huge_pages(memory, static_cast<int64_t>(bytes));
   }
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
@@ -292,7 +334,11 @@ class Buffer {
   static constexpr size_t kLeastInLines = 4096;
   struct Free {
     bool in_lines = false;
-    void operator()(T* data) const { in_lines ? ::operator delete(data, kLine) : ::operator delete(data); }
+    int64_t kept_bytes = 0;
+    void operator()(T* data) const {
+      if (kept_bytes > 0) return KeptMemory::instance().give_back({data, kept_bytes});
+      in_lines ? ::operator delete(data, kLine) : ::operator delete(data);
+    }
   };
   std::unique_ptr<T[], Free> data_;
 };

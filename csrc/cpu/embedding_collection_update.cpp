@@ -6,8 +6,10 @@
 namespace tsr {
 namespace {
 
-// Gradients of so many rows are summed and then applied: they stay in the second-level cache.
-constexpr int64_t kUpdateBytes = 256 << 10;
+// Gradients of so many rows are summed and then applied: they and the rows stay in the second-level cache.
+constexpr int64_t kUpdateBytes = 64 << 10;
+// Rows of a line and more come from memory while the gradients are summed; of narrower ones a line holds several.
+constexpr int64_t kLeastFetched = 64;
 
 // What one thread keeps for its slices.
 template <class A, class U>
@@ -63,6 +65,9 @@ void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T
         const int64_t most = update_rows(meaning.dim, sizeof(A));
         for (int64_t first = 0; first < count; first += most) {
           const int64_t n = std::min(most, count - first);
+          if (meaning.dim * static_cast<int64_t>(sizeof(T)) >= kLeastFetched) {
+            stepper.fetch(my.rows.data() + first, n);
+          }
           pool_items(meaning, scratch, first, n, slice.end - slice.begin, my.values.data(), /*stream=*/false);
           if (all) {
             stepper.step_all(my.step, my.values.data(), slice.first_row + first, slice.first_row + first + n);

@@ -182,6 +182,10 @@ class RowStepper {
   template <class R>
   void step(StepWorker<A>& worker, const R* rows, const A* values, int64_t count) const;
 
+  // Asks for rows that step() will soon be given.
+  template <class R>
+  void fetch(const R* rows, int64_t count) const;
+
   // Writes the rows' up-to-date values to out [count, dim], and nothing else.
   template <class R>
   void current(StepWorker<A>& worker, const R* rows, int64_t count, T* out) const;

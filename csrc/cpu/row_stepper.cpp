@@ -235,6 +235,19 @@ bool RowStepper<T>::step_as_one(StepWorker<A>& worker, const A* values, int64_t 
 }
 
 template <class T>
+template <class R>
+void RowStepper<T>::fetch(const R* rows, int64_t count) const {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = static_cast<int64_t>(rows[i]);
+    fetch_row(weight_ + row * weight_stride_, dim_);
+    for (int s = 0; s < step_->states; ++s) {
+      fetch_row(state_[s] + row * state_stride_[s], s == step_->row_state ? 1 : dim_);
+    }
+    if (last_step_ != nullptr) __builtin_prefetch(last_step_ + row);
+  }
+}
+
+template <class T>
 void RowStepper<T>::step_all(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const {
   int64_t block[kBlockRows];
   for (int64_t first = begin; first < end; first += kBlockRows) {
@@ -340,6 +353,8 @@ TSR_INSTANTIATE_ACCUMULATOR(double)
   template class RowStepper<T>;                                                                              \
   template void RowStepper<T>::step(StepWorker<acc_t<T>>&, const uint32_t*, const acc_t<T>*, int64_t) const; \
   template void RowStepper<T>::step(StepWorker<acc_t<T>>&, const int64_t*, const acc_t<T>*, int64_t) const;  \
+  template void RowStepper<T>::fetch(const uint32_t*, int64_t) const;                                        \
+  template void RowStepper<T>::fetch(const int64_t*, int64_t) const;                                         \
   template void RowStepper<T>::current(StepWorker<acc_t<T>>&, const uint32_t*, int64_t, T*) const;           \
   template void RowStepper<T>::current(StepWorker<acc_t<T>>&, const int64_t*, int64_t, T*) const;
 TSR_INSTANTIATE(float)
