@@ -74,14 +74,20 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("embedding(Tensor weight, Tensor indices, SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");
   m.def(
       "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int mode,"
-      " SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> (Tensor output, Tensor argmax)");
+      " SymInt padding_idx, bool scale_grad_by_freq, bool sparse, bool include_last_offset=True)"
+      " -> (Tensor output, Tensor argmax)");
   m.def(
       "embedding_dense_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
-      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor");
+      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq,"
+      " bool include_last_offset=True) -> Tensor");
   m.def(
       "embedding_sparse_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
-      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq)"
-      " -> (Tensor values, Tensor rows)");
+      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq,"
+      " bool include_last_offset=True) -> (Tensor values, Tensor rows)");
+  m.def(
+      "embedding_coo_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq,"
+      " bool include_last_offset=True) -> Tensor");
   m.def(
       "embedding_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets,"
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx) -> Tensor");

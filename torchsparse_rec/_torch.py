@@ -88,6 +88,23 @@ def is_watched() -> bool:
     return _modes() > 0
 
 
+def is_seen() -> bool:
+    """Say whether a compiler, a transform or a mode sees the operators that are called, besides autograd."""
+    if torch.compiler.is_compiling() or _transforms() is not None or _modes() > 0:
+        return True
+    return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+# Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
+# where torch does not tell.
+is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
+
+
+def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return a Function's ``apply`` without the search for tensors of ended transforms among its arguments: 1.5 us."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
 def operator_names() -> Iterable[str]:
     """
     Return the names of all operators, with their namespaces, for those of this library to get a rule for vmap.
@@ -105,8 +122,13 @@ def arguments_of(operator: Any) -> list[Any]:
 # ---- Backward --------------------------------------------------------------------------------------------------------
 
 _NO_FUSED = "grad_mode='fused' cannot tell one backward from another"
-_graph_task = _private("_C._current_graph_task_id", _missing("_C._current_graph_task_id", _NO_FUSED))
+_task: Callable[[], int] | None = _private("_C._current_graph_task_id", None)
+_graph_task = _task or _missing("_C._current_graph_task_id", _NO_FUSED)
 _will_execute = _private("_C._will_engine_execute_node", _missing("_C._will_engine_execute_node", _NO_FUSED))
+
+
+# Return what is equal for the same backward, of those that run in this thread; where torch does not tell, never.
+backward_number: Callable[[], object] = _task or object
 
 
 def current_backward() -> int:
@@ -141,9 +163,12 @@ pytree = _pytree
 # ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
 
 
+_set_coalesced = _private("Tensor._coalesced_", lambda *_: None)
+
+
 def mark_coalesced(grad: Tensor) -> None:
     """Mark a COO gradient as sorted, each row once. Without the mark an optimizer sorts it again."""
-    _private("Tensor._coalesced_", lambda *_: None)(grad, True)
+    _set_coalesced(grad, True)
 
 
 def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:

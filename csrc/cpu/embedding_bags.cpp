@@ -20,8 +20,9 @@ void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embedding
   TSR_CHECK_VALUE(!first_nan.found(), op, ": per_sample_weights[", first_nan.position(), "] must be a number, got nan");
 }
 
-Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets) {
-  if (offsets) return checked_offsets(op, *offsets, indices.size(0));
+Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
+                           bool include_last_offset) {
+  if (offsets) return checked_offsets(op, *offsets, indices.size(0), include_last_offset);
   Buffer<int64_t> starts(indices.size(0) + 1);
   std::iota(starts.data(), starts.data() + indices.size(0) + 1, int64_t{0});
   return starts;
@@ -29,13 +30,14 @@ Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::opt
 
 template <class T, class I>
 Bags<T, I>::Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
-                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items)
+                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items,
+                 bool include_last_offset)
     : indices_(indices.const_data_ptr<I>()),
       weights_(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
       padding_(padding_idx),
       block_items_(block_items),
-      count_(offsets ? offsets->size(0) - 1 : indices.size(0)),
-      own_offsets_(bag_starts(op, indices, offsets)),
+      count_(offsets ? bag_count(*offsets, include_last_offset) : indices.size(0)),
+      own_offsets_(bag_starts(op, indices, offsets, include_last_offset)),
       offsets_(own_offsets_.data()) {
   scratch_items_ = std::min(block_items_, items());
   for (int64_t b = 0; b < count_; ++b) scratch_items_ = std::max(scratch_items_, offsets_[b + 1] - offsets_[b]);

@@ -26,6 +26,7 @@ MUTATIONS = [
         "",
         "sparse_segment",
     ),
+    Mutation("bags.cpp", "bound", ": items < starts[given - 1]", ": items + 1 < starts[given - 1]", "nn"),
     Mutation("segment_body.h", "sign", "ties - (x == best);", "ties + (x == best);", "segment"),
     Mutation("unique_hashed.h", "bound", "first >= starts[p] ?", "first > starts[p] ?", "unique"),
     Mutation(
