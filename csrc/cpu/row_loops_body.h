@@ -82,8 +82,8 @@ static inline __attribute__((always_inline)) void put_columns(const PoolArgument
 // These columns of a bag, whose result begins at `row`.
 template <SumLength kLength, bool kWeighted, class Columns, class T, class R>
 static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, int64_t row,
-                                                               const BagEntries& bag, acc_t<T> divisor, PartSums<>& parts,
-                                                               const Columns& columns) {
+                                                               const BagEntries& bag, acc_t<T> divisor,
+                                                               PartSums<>& parts, const Columns& columns) {
   constexpr int kCount = Columns::kCount;
   typename Columns::V sum[kCount];
   if constexpr (kLength == SumLength::kLong) {
@@ -209,9 +209,8 @@ static __attribute__((noinline)) void pool_whole(const PoolArguments<float, R>& 
     }
     // Near the end of all entries less far: one minimum for a bag, not one for an entry.
     const RowsAhead ahead{std::min(kLineAhead, last - end), std::min(kAhead, last - end)};
-    const auto add = [&](int64_t e, const Columns& columns, V(&sum)[kTile]) __attribute__((always_inline)) {
-      add_tile<kVectors, kWeighted>(a, e, ahead, columns, sum);
-    };
+    const auto add = [&](int64_t e, const Columns& columns, V(&sum)[kTile])
+                         __attribute__((always_inline)) { add_tile<kVectors, kWeighted>(a, e, ahead, columns, sum); };
     const auto put = [&](const Columns& columns, V(&sum)[kTile]) __attribute__((always_inline)) {
       if (a.divisors != nullptr) {
         for (int k = 0; k < kTile; ++k) sum[k] /= a.divisors[b];

@@ -57,6 +57,8 @@ MUTATIONS = [
         "static_cast<acc_t<W>>(weights[i]) < acc_t<W>(0)",
         "lookup",
     ),
+    Mutation("row_starts.h", "bound", "if (next - id > 1)", "if (next - id > 2)", "lookup"),
+    Mutation("row_loops_body.h", "step", "blocks[t][k] += sum[k];", "blocks[t][k] = sum[k];", "embedding"),
     Mutation(
         "embedding_collection_weights_backward.cpp",
         "step",
