@@ -203,6 +203,12 @@ static __attribute__((noinline)) void pool_whole(const PoolArguments<float, R>& 
   for (int64_t b = 0; b < a.bags; ++b) {
     int64_t begin = a.starts[b];
     const int64_t end = a.starts[b + 1];
+    if (begin == end) {
+      const int64_t first = b;  // of a run, as in pool_run
+      while (a.out_stride == a.dim && b + 1 < a.bags && a.starts[b + 2] == end) ++b;
+      clear(arguments, first * a.out_stride, (b - first + 1) * a.dim);
+      continue;
+    }
     if (a.divisors != nullptr && a.divisors[b] == 0.0f) {
       clear(arguments, b * a.out_stride, a.dim);
       continue;
