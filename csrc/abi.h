@@ -140,8 +140,8 @@ inline std::string tensor_text(const std::vector<int64_t>& sizes, ScalarType dty
   return text.str() + "]";
 }
 
-// A large tensor on the CPU in memory that is kept when it is gone, if there is some. It cannot be made larger in place,
-// as no tensor can whose memory is not torch's own.
+// A large tensor on the CPU, in memory that is kept when it is gone; nothing where there is none. It cannot be made
+// larger in place, as no tensor can whose memory is not torch's own.
 inline std::optional<Tensor> new_kept(const std::vector<int64_t>& sizes, ScalarType dtype) {
   const int32_t torch_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(torch_dtype));
