@@ -1,9 +1,14 @@
-"""``python -m benchmarks``: times every operator, the embeddings and NCF beside their peers."""
+"""
+``python -m benchmarks``: times every operator, the embeddings and NCF beside their peers.
+
+``python -m benchmarks scaling`` measures how cost grows; it has options of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +30,7 @@ from . import (
     record,
     route,
     row_update,
+    scaling,
     segment,
     sok,
     sparse_segment,
@@ -36,7 +42,7 @@ from . import (
 )
 from . import hash as hash_rows
 from .machine import machine
-from .report import Result, as_json, run
+from .report import Result, as_json, behind, run
 from .rows import Options, Row
 from .timing import FULL, SLOW_MS, copy_gb_per_second
 
@@ -120,7 +126,12 @@ def refusal(given: argparse.Namespace) -> str | None:
 
 
 def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[Result]:
-    """Run the rows, and write the JSON file again after each, so that a stopped run keeps its results."""
+    """
+    Run the rows, then print where a peer is faster, and all rows after that.
+
+    Meanwhile stderr says how far they are, and the JSON file is written again after each, so that a stopped run keeps
+    its results.
+    """
     torch.set_num_threads(options.threads)
     copy_gb = copy_gb_per_second(options.device, options.quick)
     print(f"copy bandwidth {copy_gb:.1f} GB/s (reads plus writes)")
@@ -130,13 +141,28 @@ def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[R
         slow = SLOW_MS[options.device]
         print(f"medians of {FULL} on each side, alternating; fewer calls where one takes more than {slow:g} ms")
     about = machine(options.device, options.threads)
+    results: list[Result] = []
+    printed: list[str] = []
 
-    def keep(results: list[Result]) -> None:
+    def emit(line: str) -> None:
+        printed.append(line)
+        if not line.startswith("  ") or "FAILED" in line:
+            print(line, file=sys.stderr, flush=True)
+
+    def keep(so_far: list[Result]) -> None:
+        results[:] = so_far
         if json_path is not None:
             content = {"machine": about, "quick": options.quick, "copy_gb_per_second": copy_gb}
             write_json(json_path, options.device, {**content, "rows": [as_json(each, copy_gb) for each in results]})
 
-    results = run(rows, options, copy_gb, lambda line: print(line, flush=True), keep)
+    try:
+        run(rows, options, copy_gb, emit, keep)
+    finally:  # A run that is interrupted has a report on what it came to.
+        slower = behind(as_json(each, copy_gb) for each in results)
+        print(f"a peer is faster in {len(slower)} of {sum(len(each.pairs) for each in results)} pairs")
+        for ratio, name, peer in slower:
+            print(f"  {ratio:.2f} x  {name:<38} {peer}")
+        print(*printed, sep="\n", flush=True)
     for name, value in about.items():
         print(f"{name}: {value}")
     return results
@@ -144,6 +170,9 @@ def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[R
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen rows. Return 1 if a row fails or an argument is wrong, else 0, whatever the times are."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["scaling"]:
+        return scaling.main(arguments[1:])
     given = parse(arguments)
     try:
         rows = choose(given.names, given.device)
@@ -170,4 +199,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # So that a run whose time is over, which `make gpu` ends, has its report too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -214,6 +214,14 @@ def as_json(result: Result, copy_gb: float) -> dict[str, Any]:
         "facts": [{**fact.__dict__, "passed": fact.passed()} for fact in result.facts],
         "published": result.row.published,
     }
+
+
+def behind(rows: Iterable[dict[str, Any]]) -> list[tuple[float, str, str]]:
+    """Return ratio, row and peer wherever a peer is faster, the slowest of ours first, of entries of the JSON file."""
+    pairs = [
+        (peer["ratio"], row["name"], peer["name"]) for row in rows for peer in row.get("peers", []) if "ratio" in peer
+    ]
+    return sorted(pair for pair in pairs if pair[0] < 1)
 
 
 def run(

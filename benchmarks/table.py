@@ -7,10 +7,11 @@ The cell of a figure that was not measured is empty.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .report import behind
 from .rows import Row
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -98,11 +99,24 @@ def about(content: dict[str, Any]) -> str:
     return f"{', '.join(facts)}; copy bandwidth {content['copy_gb_per_second']:,.1f} GB/s"
 
 
+def faster_peers(where: str, content: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the list with which the page begins: where a peer is faster on a device, the slowest first."""
+    slower = behind(content["rows"])
+    count = sum("ratio" in peer for row in content["rows"] for peer in row.get("peers", []))
+    yield f"On a {where} a peer is faster in {len(slower)} of {count} pairs" + (":\n" if slower else ".\n")
+    for ratio, name, peer in slower:
+        yield f"* {ratio:.2f}x: `{name}`, beside {peer}"
+    if slower:
+        yield ""
+
+
 def text(rows: Iterable[Row], folder: Path) -> str:
     """Return the whole page."""
     cpu, gpu = load(folder)
-    page = [
-        "# Benchmark results\n",
+    page = ["# Benchmark results\n"]
+    for where, content in (("CPU", cpu), ("GPU", gpu)):
+        page += [] if content is None else faster_peers(where, content)
+    page += [
         "Written by `python -m benchmarks --table` from the JSON files in this folder; `make bench` and `make gpu`",
         "take the figures. A ratio is how many times as fast ours was in the same window. % of copy is bytes counted",
         "by formula over the time, as a share of what a plain copy reached in the same run. The last column quotes",

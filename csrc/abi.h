@@ -140,25 +140,33 @@ inline std::string tensor_text(const std::vector<int64_t>& sizes, ScalarType dty
   return text.str() + "]";
 }
 
+// The strides of a contiguous tensor; false if no int64 holds them.
+inline bool contiguous_strides(const std::vector<int64_t>& sizes, std::vector<int64_t>& strides) {
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(sizes[d], 1), &stride)) return false;
+  }
+  return true;
+}
+
 // A large tensor on the CPU, in memory that is kept when it is gone; nothing where there is none. It cannot be made
-// larger in place, as no tensor can whose memory is not torch's own.
-inline std::optional<Tensor> new_kept(const std::vector<int64_t>& sizes, ScalarType dtype) {
-  const int32_t torch_dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
-  int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(torch_dtype));
+// larger in place, as no tensor can whose memory is not torch's own. dtype: as torch numbers it.
+inline std::optional<Tensor> new_kept(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                                      int32_t dtype) {
+  int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   for (const int64_t size : sizes) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
   }
   if (bytes < kLeastKeptBytes || torch_from_blob == nullptr) return std::nullopt;
   const KeptMemory::Block block = KeptMemory::instance().borrow(bytes);
   if (block.bytes == 0) return std::nullopt;
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size() - 1; d > 0; --d) strides[d - 1] = strides[d] * sizes[d];
   const auto deleter = [](void* memory, void* context) {
     KeptMemory::instance().give_back({memory, static_cast<int64_t>(reinterpret_cast<intptr_t>(context))});
   };
   AtenTensorHandle made = nullptr;
   const AOTITorchError error = torch_from_blob(
-      block.memory, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), /*storage_offset=*/0, torch_dtype,
+      block.memory, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), /*storage_offset=*/0, dtype,
       aoti_torch_device_type_cpu(), /*device_index=*/-1, &made, aoti_torch_layout_strided(), nullptr, 0, deleter,
       reinterpret_cast<void*>(static_cast<intptr_t>(block.bytes)));
   if (error == 0) return Tensor(made);
@@ -167,20 +175,45 @@ inline std::optional<Tensor> new_kept(const std::vector<int64_t>& sizes, ScalarT
 }
 
 // An uninitialised tensor on the device of `like`. torch's own text is lost when it cannot be had, so ours says the
-// size.
+// size. On the CPU it goes past torch's dispatcher, which for a small tensor takes longer than all else.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype,
                         const Asked& asked = {}) {
-  if (like.is_cpu()) {
-    if (std::optional<Tensor> kept = new_kept(sizes, dtype)) return *kept;
-  }
   try {
-    Tensor out =
-        torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
-    if (out.is_cpu()) prefer_huge_pages(out.data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
+    std::vector<int64_t> strides(sizes.size());
+    if (!like.is_cpu() || !contiguous_strides(sizes, strides)) {
+      return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()),
+                                      dtype);
+    }
+    const int32_t code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+    if (std::optional<Tensor> kept = new_kept(sizes, strides, code)) return *kept;
+    AtenTensorHandle made = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                                    code, aoti_torch_device_type_cpu(), 0, &made));
+    Tensor out(made);
+    prefer_huge_pages(out.data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
     return out;
   } catch (const std::exception&) {
     throw_no_memory(asked, like.is_cuda(), tensor_text(sizes, dtype));
   }
+}
+
+// A COO tensor of some rows [U], unique and sorted.
+inline Tensor coalesced_rows(const Tensor& values, const Tensor& rows, const std::vector<int64_t>& sizes) {
+  using torch::stable::detail::from;
+  const int64_t shape[] = {1, rows.size(0)}, strides[] = {rows.size(0), 1};
+  AtenTensorHandle indices = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(rows.get(), 2, shape, strides, /*storage_offset=*/0, &indices));
+  const auto none = from(std::optional<ScalarType>(std::nullopt));
+  std::array<StableIValue, 8> stack{from(Tensor(indices)),
+                                    from(values),
+                                    from(torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size())),
+                                    none,  // dtype
+                                    none,  // layout
+                                    none,  // device
+                                    none,  // pin_memory
+                                    from(std::optional<bool>(true))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::_sparse_coo_tensor_unsafe", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 // The shape of x with its first dimension replaced by `rows`.

@@ -11,8 +11,9 @@
 //   A bag without entries, and a zero denominator, give zero (TensorFlow's div_no_nan). max: the first of equal values
 //   wins, a NaN wins over everything; argmax [B, D] int64 holds the winning position i, or -1 for an empty bag. In the
 //   other modes argmax is empty, [0].
-// * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. padding_idx < 0 means none; V, which
-//   is no row, is allowed too: then index V, which is otherwise an error, marks entries that are left out.
+// * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. Without include_last_offset they are
+//   [B], and N follows. padding_idx < 0 means none; V, which is no row, is allowed too: then index V, which is otherwise
+//   an error, marks entries that are left out.
 // * dtypes: weight float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices int32 or int64;
 //   per_sample_weights have the dtype of weight.
 // * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights (also
@@ -23,8 +24,8 @@
 //   row v receives the sum over its entries i, in the order of i, of c_i * grad[bag(i)], c_i = dout/dx_i of the
 //   formulas above (max: grad[bag(i), d] where argmax[bag(i), d] == i). scale_grad_by_freq divides by the number of
 //   entries of v. The row padding_idx receives nothing. embedding_dense_backward -> [num_embeddings, D];
-//   embedding_sparse_backward -> (values [U, D], rows [U] int64, sorted and unique, only rows that have entries). No
-//   [N, D] temporary in either.
+//   embedding_sparse_backward -> (values [U, D], rows [U] int64, sorted and unique, only rows that have entries);
+//   embedding_coo_backward -> these as a coalesced COO tensor [num_embeddings, D]. No [N, D] temporary in any.
 // Gradient with respect to per_sample_weights, embedding_weights_backward -> [N] (mode sum, mean or sqrtn):
 //   sum:   <grad[b], x_i>
 //   mean:  <grad[b], x_i - output[b]> / sum w
@@ -68,16 +69,23 @@ inline void check_embedding(const Tensor& weight, const Tensor& indices, int64_t
   check_same_device(op, "indices", indices, "weight", weight);
 }
 
-// Indices of rank 1, offsets of rank 1 with at least one element, weights of the values' dtype.
+// The bags between offsets.
+inline int64_t bag_count(const Tensor& offsets, bool include_last_offset) {
+  return offsets.size(0) - (include_last_offset ? 1 : 0);
+}
+
+// Indices of rank 1, offsets of rank 1 with at least one element, the last, weights of the values' dtype.
 inline void check_bags(const char* op, const char* values_name, const Tensor& values, const Tensor& indices,
-                       const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights) {
+                       const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
+                       bool include_last_offset = true) {
   check_vector(op, "indices", indices);
   check_index_dtype(op, "indices", indices);
   check_same_device(op, "indices", indices, values_name, values);
   if (offsets) {
     check_vector(op, "offsets", *offsets);
     check_index_dtype(op, "offsets", *offsets);
-    TSR_CHECK_VALUE(offsets->size(0) >= 1, op, ": offsets must have one element more than there are bags, got none");
+    TSR_CHECK_VALUE(bag_count(*offsets, include_last_offset) >= 0, op,
+                    ": offsets must have one element more than there are bags, got none");
     check_same_device(op, "offsets", *offsets, values_name, values);
   }
   if (per_sample_weights) {
@@ -93,11 +101,11 @@ inline void check_bags(const char* op, const char* values_name, const Tensor& va
 }
 
 inline Reduction check_embedding_bag(const Tensor& weight, const Tensor& indices, const Tensor& offsets,
-                                     const std::optional<Tensor>& per_sample_weights, int64_t mode,
-                                     int64_t padding_idx) {
+                                     const std::optional<Tensor>& per_sample_weights, int64_t mode, int64_t padding_idx,
+                                     bool include_last_offset) {
   const char* op = "embedding_bag";
   check_embedding_weight(op, weight);
-  check_bags(op, "weight", weight, indices, offsets, per_sample_weights);
+  check_bags(op, "weight", weight, indices, offsets, per_sample_weights, include_last_offset);
   check_bag_padding(op, padding_idx, weight.size(0));
   const Reduction reduction = check_reduction(op, mode, /*allow_max=*/true);
   TSR_CHECK_VALUE(!(per_sample_weights && reduction == Reduction::kMax), op,
@@ -109,12 +117,12 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
                                           const std::optional<Tensor>& offsets,
                                           const std::optional<Tensor>& per_sample_weights,
                                           const std::optional<Tensor>& argmax, int64_t num_embeddings, int64_t mode,
-                                          int64_t padding_idx) {
+                                          int64_t padding_idx, bool include_last_offset) {
   const char* op = "embedding_backward";
   check_float_dtype(op, "grad", grad);
   TSR_CHECK_VALUE(grad.dim() == 2, op, ": grad must have rank 2, got shape ", shape_text(grad));
-  check_bags(op, "grad", grad, indices, offsets, per_sample_weights);
-  const int64_t bags = offsets ? offsets->size(0) - 1 : indices.size(0);
+  check_bags(op, "grad", grad, indices, offsets, per_sample_weights, include_last_offset);
+  const int64_t bags = offsets ? bag_count(*offsets, include_last_offset) : indices.size(0);
   TSR_CHECK_VALUE(grad.size(0) == bags, op, ": grad must have one row per bag, ", bags, ", got ", grad.size(0));
   check_count(op, "num_embeddings", num_embeddings);
   check_bag_padding(op, padding_idx, num_embeddings);

@@ -334,7 +334,8 @@ inline CollectionStep check_collection_step(const Collection& c, const std::vect
                                             const std::optional<Tensor>& history, const std::vector<bool>& wanted,
                                             const std::optional<Tensor>& grad_scale, int64_t rule_value,
                                             const std::vector<double>& hyperparameters, int64_t step, int64_t base,
-                                            const std::vector<int64_t>& rounding_seeds) {
+                                            const std::vector<int64_t>& rounding_seeds,
+                                            const std::vector<int64_t>& whole) {
   CollectionStep result{check_optimizer_rule(c.op, rule_value, hyperparameters), {}, {}};
   for (size_t k = 0; k < weights.size(); ++k) {
     result.places.push_back(wanted[k] ? static_cast<int64_t>(result.weights.size()) : -1);
@@ -349,6 +350,7 @@ inline CollectionStep check_collection_step(const Collection& c, const std::vect
   check_catching_up(c.op, last_steps, history, step - 1 - base);
   if (!last_steps.empty()) check_idle_rows(c.op, result.rule, hyperparameters);
   check_rounding_seeds(c.op, result.weights, rounding_seeds);
+  check_whole(c.op, whole, last_steps);
   check_grad_scale(c.op, grad_scale, result.weights);
   return result;
 }

@@ -74,14 +74,20 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("embedding(Tensor weight, Tensor indices, SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");
   m.def(
       "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int mode,"
-      " SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> (Tensor output, Tensor argmax)");
+      " SymInt padding_idx, bool scale_grad_by_freq, bool sparse, bool include_last_offset=True)"
+      " -> (Tensor output, Tensor argmax)");
   m.def(
       "embedding_dense_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
-      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor");
+      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq,"
+      " bool include_last_offset=True) -> Tensor");
   m.def(
       "embedding_sparse_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
-      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq)"
-      " -> (Tensor values, Tensor rows)");
+      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq,"
+      " bool include_last_offset=True) -> (Tensor values, Tensor rows)");
+  m.def(
+      "embedding_coo_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+      " Tensor? argmax, SymInt num_embeddings, int mode, SymInt padding_idx, bool scale_grad_by_freq,"
+      " bool include_last_offset=True) -> Tensor");
   m.def(
       "embedding_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets,"
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx) -> Tensor");
@@ -126,7 +132,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor? history, Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, Tensor? argmax,"
       " int[] tables, int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, bool[] wanted,"
       " Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base, bool maximize,"
-      " int[] rounding_seeds) -> ()");
+      " int[] rounding_seeds, int[] whole=[]) -> ()");
 
   // row_update
   m.def(
@@ -137,7 +143,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "row_optimizer_update_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps, Tensor? history,"
       " Tensor[] rows, Tensor[] values, Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base,"
-      " bool maximize, int[] rounding_seeds) -> ()");
+      " bool maximize, int[] rounding_seeds, int[] whole=[]) -> ()");
   m.def("row_optimizer_advance_(Tensor(a!) history, int rule, float[] hyperparameters, int step, int base) -> ()");
   m.def(
       "row_optimizer_current(Tensor weight, Tensor[] states, Tensor last_step, Tensor history, Tensor rows, int rule,"

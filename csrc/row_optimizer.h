@@ -1,7 +1,7 @@
 // row_optimizer: an optimizer's steps on tables of which a step sees few rows, as if it saw them all.
 //
 // row_optimizer_update_(weights, states, last_steps, history?, rows, values, grad_scale?, rule, hyperparameters, step,
-//                       base, maximize, rounding_seeds): for every table k and every u, in place,
+//                       base, maximize, rounding_seeds, whole): for every table k and every u, in place,
 //   row rows[k][u] of weights[k] and of its states is flushed through step - 1, and then makes step `step` with
 //   g = (maximize ? -1 : 1) * grad_scale * values[k][u]
 // * Steps are numbered from 1. A row that a step does not name has gradient zero in it, which for many rules still
@@ -14,6 +14,10 @@
 // * last_steps empty: no rows are flushed. That is right where the rule does not move idle rows, where every step has
 //   rows = all, and is the rule called lazy otherwise. A named row whose g is zero in every column (-0 is zero, NaN is
 //   not) then counts as one that is not named: it is left alone, states and all.
+// * whole: none, or with last_steps one number per table: a table of at most whole[k] times as many rows as the call
+//   names of it is stepped whole: its other rows too are flushed and make the step, with gradient zero. That is what
+//   later idle steps come to, to rounding, and costs less than to catch up with most of a table's rows time and again.
+//   On CUDA no table is, as there the host does not know how many rows a lookup names.
 // * row_optimizer_current(weight, states, last_step, history, rows, ...) -> [U, D]: what the rows of weight are as of
 //   step `step`, all written steps and all idle ones; nothing is written. Rows in any order, repeated as one likes.
 //   row_optimizer_make_current_ flushes all rows: it writes just that, weights and states.
@@ -315,13 +319,26 @@ inline void check_idle_rows(const char* op, OptimizerRule rule, const std::vecto
                   h[0]);
 }
 
-inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                                const std::vector<Tensor>& last_steps,
-                                                const std::optional<Tensor>& history, const std::vector<Tensor>& rows,
-                                                const std::vector<Tensor>& values,
-                                                const std::optional<Tensor>& grad_scale, int64_t rule_value,
-                                                const std::vector<double>& h, int64_t step, int64_t base,
-                                                const std::vector<int64_t>& rounding_seeds) {
+// Tables that are stepped whole (above) need their rows' last steps.
+inline void check_whole(const char* op, const std::vector<int64_t>& whole, const std::vector<Tensor>& last_steps) {
+  TSR_CHECK_VALUE(whole.empty() || whole.size() == last_steps.size(), op,
+                  ": whole must be none, or one for each of the ", last_steps.size(), " last_steps, got ",
+                  whole.size());
+  for (size_t k = 0; k < whole.size(); ++k) {
+    TSR_CHECK_VALUE(whole[k] >= 0, op, ": whole[", k, "] must be >= 0, got ", whole[k]);
+  }
+}
+
+// Whether table k is stepped whole if it has so many rows and so many are named.
+inline bool is_stepped_whole(const std::vector<int64_t>& whole, size_t k, int64_t rows, int64_t named) {
+  return !whole.empty() && whole[k] > 0 && rows > 0 && (rows - 1) / whole[k] < named;
+}
+
+inline OptimizerRule check_row_optimizer_update(
+    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+    const std::optional<Tensor>& history, const std::vector<Tensor>& rows, const std::vector<Tensor>& values,
+    const std::optional<Tensor>& grad_scale, int64_t rule_value, const std::vector<double>& h, int64_t step,
+    int64_t base, const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
   const char* op = "row_optimizer_update_";
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/1);
@@ -334,6 +351,7 @@ inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weigh
   check_catching_up(op, last_steps, history, step - 1 - base);
   if (!last_steps.empty() && !rows.empty()) check_idle_rows(op, rule, h);
   check_rounding_seeds(op, weights, rounding_seeds);
+  check_whole(op, whole, last_steps);
   check_grad_scale(op, grad_scale, weights);
   TSR_CHECK_VALUE(rows.empty() || rows.size() == weights.size(), op, ": rows must be none, or one for each of the ",
                   weights.size(), " tables, got ", rows.size());

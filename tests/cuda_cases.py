@@ -107,7 +107,7 @@ def mirrored(sample: Sample) -> Sample:
     names = [
         argument.name for argument in getattr(torch.ops.torchsparse_rec, sample.operator).default._schema.arguments
     ]
-    entries = dict(zip(names, sample.arguments, strict=True)).get("indices")
+    entries = dict(zip(names, sample.arguments, strict=False)).get("indices")  # defaults may be missing
     changed = list(sample.arguments)
     for i in inputs(sample):
         x = changed[i]

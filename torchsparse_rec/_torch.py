@@ -88,6 +88,23 @@ def is_watched() -> bool:
     return _modes() > 0
 
 
+def is_seen() -> bool:
+    """Say whether a compiler, a transform or a mode sees the operators that are called, besides autograd."""
+    if torch.compiler.is_compiling() or _transforms() is not None or _modes() > 0:
+        return True
+    return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+# Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
+# where torch does not tell.
+is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
+
+
+def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return a Function's ``apply`` without the search for tensors of ended transforms among its arguments: 1.5 us."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
 def operator_names() -> Iterable[str]:
     """
     Return the names of all operators, with their namespaces, for those of this library to get a rule for vmap.
@@ -105,8 +122,13 @@ def arguments_of(operator: Any) -> list[Any]:
 # ---- Backward --------------------------------------------------------------------------------------------------------
 
 _NO_FUSED = "grad_mode='fused' cannot tell one backward from another"
-_graph_task = _private("_C._current_graph_task_id", _missing("_C._current_graph_task_id", _NO_FUSED))
+_task: Callable[[], int] | None = _private("_C._current_graph_task_id", None)
+_graph_task = _task or _missing("_C._current_graph_task_id", _NO_FUSED)
 _will_execute = _private("_C._will_engine_execute_node", _missing("_C._will_engine_execute_node", _NO_FUSED))
+
+
+# Return what is equal for the same backward, of those that run in this thread; where torch does not tell, never.
+backward_number: Callable[[], object] = _task or object
 
 
 def current_backward() -> int:
@@ -119,10 +141,15 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
 
 
-def is_reached(leaf: Tensor) -> bool:
-    """Say whether the backward that runs goes as far as a leaf, or only to other tensors that ``inputs`` names."""
+def node_of(leaf: Tensor) -> Any:
+    """Return the node of autograd's graphs that stands for a leaf: it is the same in all of them while it is held."""
+    return get_gradient_edge(leaf).node
+
+
+def is_reached(node: Any) -> bool:
+    """Say whether the backward that runs goes as far as a leaf's node, or only to other tensors that are asked for."""
     try:
-        return _will_execute(get_gradient_edge(leaf).node)  # type: ignore[no-any-return]
+        return _will_execute(node)  # type: ignore[no-any-return]
     except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
         return False
 
@@ -136,9 +163,12 @@ pytree = _pytree
 # ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
 
 
+_set_coalesced = _private("Tensor._coalesced_", lambda *_: None)
+
+
 def mark_coalesced(grad: Tensor) -> None:
     """Mark a COO gradient as sorted, each row once. Without the mark an optimizer sorts it again."""
-    _private("Tensor._coalesced_", lambda *_: None)(grad, True)
+    _set_coalesced(grad, True)
 
 
 def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
@@ -146,6 +176,14 @@ def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]
     before = weight._backward_hooks  # type: ignore[attr-defined]
     after = weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
     return before or {}, after or {}
+
+
+def any_hooks(weights: Iterable[Tensor]) -> bool:
+    """Say whether the gradient of one of the tensors has hooks, at the cost of a glance at each."""
+    for weight in weights:
+        if weight._backward_hooks or weight._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+            return True
+    return False
 
 
 def load_hooks(module: torch.nn.Module) -> dict[int, Any]:
@@ -159,6 +197,23 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, step: Any) -> None:
         step.__wrapped__(optimizer)
     else:
         step()
+
+
+# The module is no attribute of torch.optim. Where torch does not tell of hooks on all optimizers, there is one.
+_of_optimizers = sys.modules[torch.optim.Optimizer.__module__]
+_step_hooks = [getattr(_of_optimizers, f"_global_optimizer_{when}_hooks", {0: "unknown"}) for when in ("pre", "post")]
+_profiler_runs: Callable[[], bool] = _private("_C._autograd._profiler_enabled", lambda: True)
+
+
+def is_step_seen(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether somebody wants to know of an optimizer's steps: a hook on it or on all optimizers, or a profiler."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
+    return any(hooks) or any(_step_hooks) or _profiler_runs()
+
+
+# Torch's kernels that step many parameters by one call, in place, for Adam and AdamW. None: torch calls them itself.
+fused_adam: Callable[..., None] | None = _private("_fused_adam_", None)
+fused_adamw: Callable[..., None] | None = _private("_fused_adamw_", None)
 
 
 def is_made_by_zero() -> bool:

@@ -65,27 +65,32 @@ Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids,
   return offsets;
 }
 
-Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets_, int64_t items) {
+Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets_, int64_t items, bool include_last_offset) {
   const Tensor offsets = as_contiguous(offsets_);
-  const int64_t n = offsets.size(0);
+  const int64_t given = offsets.size(0), n = given + (include_last_offset ? 0 : 1);
   Buffer<int64_t> copy(n);
   int64_t* starts = copy.data();
   FirstPosition first_bad;
   dispatch_index(offsets.scalar_type(), op, "offsets", [&](auto tag) {
     using I = typename decltype(tag)::type;
     const I* from = offsets.const_data_ptr<I>();
-    parallel_for(0, n, kItemGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, given, kItemGrain, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
         starts[b] = from[b];
         if (b == 0 ? from[b] != 0 : from[b] < from[b - 1]) return first_bad.report(b);
       }
     });
   });
+  if (given < n && !first_bad.found()) {
+    starts[given] = items;
+    if (given == 0 ? items != 0 : items < starts[given - 1]) first_bad.report(given);
+  }
   if (first_bad.found()) {
+    // All up to the first bad one have been copied.
     const int64_t b = first_bad.position();
-    TSR_CHECK_VALUE(b != 0, op, ": offsets[0] must be 0, got ", element(offsets, 0));
-    TSR_CHECK_VALUE(false, op, ": offsets must not decrease, got ", element(offsets, b - 1), " followed by ",
-                    element(offsets, b), " at position ", b);
+    TSR_CHECK_VALUE(b != 0, op, ": offsets[0] must be 0, got ", starts[0]);
+    TSR_CHECK_VALUE(false, op, ": offsets must not decrease, got ", starts[b - 1], " followed by ", starts[b],
+                    " at position ", b);
   }
   TSR_CHECK_VALUE(starts[n - 1] == items, op, ": offsets[", n - 1, "], the last, must be the number of indices, ",
                   items, ", got ", starts[n - 1]);

@@ -14,8 +14,8 @@ constexpr int64_t kItemGrain = kWorkPerThread / 2;
 // num_segments is the last id + 1 unless it was given.
 Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments, bool given);
 
-// A copy of offsets as int64, checked: from 0 to items, never decreasing.
-Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t items);
+// A copy of offsets as int64, checked: from 0 to items, never decreasing. items is appended unless it is the last.
+Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t items, bool include_last_offset = true);
 
 // The boundaries [tasks + 1] of consecutive ranges of bags of about equal cost (a bag's items plus one).
 std::vector<int64_t> balanced_ranges(const int64_t* offsets, int64_t bags, int64_t tasks);

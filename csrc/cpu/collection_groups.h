@@ -56,18 +56,19 @@ class CollectionGroups {
   const RowGroups<U>& groups(const TableEntries<T, U>& table) const { return *group_of(table).groups; }
 
   // Runs f(worker, table, meaning, slice, scratch) over all slices of all tables, where meaning is the table's or the
-  // same of a copy of its grad, and f starts with the slice's rows; prepare(workers) comes before. dense: room for all
-  // rows of a slice, else for those that have entries; a table without columns has nothing dense.
-  template <class Prepare, class F>
-  void for_each_slice(bool dense, const Prepare& prepare, const F& f) const {
+  // same of a copy of its grad, and f starts with the slice's rows; prepare(workers) comes before. dense(table): room for
+  // all rows of a slice, else for those that have entries; a table without columns has nothing dense.
+  template <class Dense, class Prepare, class F>
+  void for_each_slice(const Dense& dense, const Prepare& prepare, const F& f) const {
     int64_t work = 0, items = 0, rows = 0;
     bool weighted = false, max = false;
     for (const TableEntries<T, U>& table : all_.tables) {
       const RowGroups<U>& mine = groups(table);
       work += group_of(table).entries * std::max<int64_t>(table.meaning.dim, 1);
-      if (dense) work += group_of(table).rows * table.meaning.dim;
+      if (dense(table)) work += group_of(table).rows * table.meaning.dim;
       items = std::max(items, mine.most_items());
-      if (!dense || table.meaning.dim > 0) rows = std::max(rows, dense ? mine.most_rows() : mine.most_items());
+      if (!dense(table)) rows = std::max(rows, mine.most_items());
+      if (dense(table) && table.meaning.dim > 0) rows = std::max(rows, mine.most_rows());
       weighted |= table.meaning.weighted();
       max |= table.meaning.winners != nullptr;
     }
@@ -103,10 +104,12 @@ class CollectionGroups {
     std::vector<size_t> begins;  // [runs + 1]
   };
 
-  SliceRuns slice_runs(bool dense, int64_t most_work) const {
+  template <class Dense>
+  SliceRuns slice_runs(const Dense& dense_tables, int64_t most_work) const {
     SliceRuns runs;
     int64_t window = -1, run_work = 0;
     for (const TableEntries<T, U>& table : all_.tables) {
+      const bool dense = dense_tables(table);
       for (const Slice& slice : groups(table).slices()) {
         if (dense ? table.meaning.dim == 0 : slice.groups == 0) continue;
         const int64_t elements = slice.end - slice.begin + (dense ? slice.end_row - slice.first_row : 0);

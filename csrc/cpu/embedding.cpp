@@ -70,12 +70,13 @@ Tensor embedding_cpu(const Tensor& weight_, const Tensor& indices_, int64_t padd
 
 std::tuple<Tensor, Tensor> embedding_bag_cpu(const Tensor& weight_, const Tensor& indices_, const Tensor& offsets,
                                              const std::optional<Tensor>& per_sample_weights_, int64_t mode,
-                                             int64_t padding_idx, bool, bool) {
+                                             int64_t padding_idx, bool, bool, bool include_last_offset) {
   const char* op = "embedding_bag";
-  const Reduction reduction = check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx);
+  const Reduction reduction =
+      check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx, include_last_offset);
   const Tensor weight = as_contiguous(weight_), indices = as_contiguous(indices_);
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
-  const int64_t count = offsets.size(0) - 1, dim = weight.size(1);
+  const int64_t count = bag_count(offsets, include_last_offset), dim = weight.size(1);
   const Tensor out = new_empty(weight, {count, dim}, weight.scalar_type());
   const bool max = reduction == Reduction::kMax;
   const Tensor argmax =
@@ -85,7 +86,8 @@ std::tuple<Tensor, Tensor> embedding_bag_cpu(const Tensor& weight_, const Tensor
     using T = typename decltype(value_tag)::type;
     dispatch_index(indices.scalar_type(), op, "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
-      const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx);
+      const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx, Bags<T, I>::kBlockItems,
+                            include_last_offset);
       pool_bags<T, I>(weight, bags, reduction, out.mutable_data_ptr<T>(), argmax.mutable_data_ptr<int64_t>(), first_bad,
                       first_nan);
     });

@@ -41,7 +41,7 @@ struct BackwardInputs {
   int64_t num_embeddings;
   Reduction reduction;
   int64_t padding_idx;
-  bool scale_grad_by_freq;
+  bool scale_grad_by_freq, include_last_offset;
 
   int64_t dim() const { return grad.size(1); }
 
@@ -62,8 +62,9 @@ struct BackwardInputs {
     const U* payloads = nullptr;
     if (offsets) {
       dispatch_index(indices.scalar_type(), kBackwardOp, "indices", [&](auto tag) {
-        const Bags<T, typename decltype(tag)::type> bags(kBackwardOp, indices, *offsets, per_sample_weights,
-                                                         padding_idx);
+        using ItsBags = Bags<T, typename decltype(tag)::type>;
+        const ItsBags bags(kBackwardOp, indices, *offsets, per_sample_weights, padding_idx, ItsBags::kBlockItems,
+                           include_last_offset);
         table.fill(bags, reduction);
         if (bags.weighted()) meaning.item_weights = table.by_item.data();
       });
@@ -84,12 +85,13 @@ struct BackwardInputs {
 
 BackwardInputs checked_inputs(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
                               const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
-                              int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
-  const Reduction reduction =
-      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+                              int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq,
+                              bool include_last_offset) {
+  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
+                                                       num_embeddings, mode, padding_idx, include_last_offset);
   return {as_contiguous(grad),   as_contiguous(indices), offsets,   as_contiguous(per_sample_weights),
           as_contiguous(argmax), num_embeddings,         reduction, padding_idx,
-          scale_grad_by_freq};
+          scale_grad_by_freq,    include_last_offset};
 }
 
 }  // namespace
@@ -97,9 +99,9 @@ BackwardInputs checked_inputs(const Tensor& grad, const Tensor& indices, const s
 Tensor embedding_dense_backward_cpu(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
                                     const std::optional<Tensor>& per_sample_weights,
                                     const std::optional<Tensor>& argmax, int64_t num_embeddings, int64_t mode,
-                                    int64_t padding_idx, bool scale_grad_by_freq) {
+                                    int64_t padding_idx, bool scale_grad_by_freq, bool include_last_offset) {
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
-                                               padding_idx, scale_grad_by_freq);
+                                               padding_idx, scale_grad_by_freq, include_last_offset);
   const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type(),
                                {kBackwardOp, "num_embeddings", num_embeddings});
   inputs.with_groups(GradientRows::kAll, [&](const auto& groups, const auto& meaning, auto element) {
@@ -114,9 +116,10 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, con
                                                          const std::optional<Tensor>& offsets,
                                                          const std::optional<Tensor>& per_sample_weights,
                                                          const std::optional<Tensor>& argmax, int64_t num_embeddings,
-                                                         int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
+                                                         int64_t mode, int64_t padding_idx, bool scale_grad_by_freq,
+                                                         bool include_last_offset) {
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
-                                               padding_idx, scale_grad_by_freq);
+                                               padding_idx, scale_grad_by_freq, include_last_offset);
   Tensor out, rows;
   inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, const auto& meaning, auto element) {
     using T = decltype(element);
@@ -128,9 +131,20 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, con
   return {out, rows};
 }
 
+Tensor embedding_coo_backward_cpu(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                                  const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+                                  int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq,
+                                  bool include_last_offset) {
+  const auto [values, rows] =
+      embedding_sparse_backward_cpu(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
+                                    padding_idx, scale_grad_by_freq, include_last_offset);
+  return coalesced_rows(values, rows, {num_embeddings, grad.size(1)});
+}
+
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "embedding_dense_backward", &tsr::embedding_dense_backward_cpu);
   TSR_IMPL(m, "embedding_sparse_backward", &tsr::embedding_sparse_backward_cpu);
+  TSR_IMPL(m, "embedding_coo_backward", &tsr::embedding_coo_backward_cpu);
 }

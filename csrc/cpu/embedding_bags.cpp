@@ -20,8 +20,9 @@ void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embedding
   TSR_CHECK_VALUE(!first_nan.found(), op, ": per_sample_weights[", first_nan.position(), "] must be a number, got nan");
 }
 
-Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets) {
-  if (offsets) return checked_offsets(op, *offsets, indices.size(0));
+Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
+                           bool include_last_offset) {
+  if (offsets) return checked_offsets(op, *offsets, indices.size(0), include_last_offset);
   Buffer<int64_t> starts(indices.size(0) + 1);
   std::iota(starts.data(), starts.data() + indices.size(0) + 1, int64_t{0});
   return starts;
@@ -29,13 +30,14 @@ Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::opt
 
 template <class T, class I>
 Bags<T, I>::Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
-                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items)
+                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items,
+                 bool include_last_offset)
     : indices_(indices.const_data_ptr<I>()),
       weights_(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
       padding_(padding_idx),
       block_items_(block_items),
-      count_(offsets ? offsets->size(0) - 1 : indices.size(0)),
-      own_offsets_(bag_starts(op, indices, offsets)),
+      count_(offsets ? bag_count(*offsets, include_last_offset) : indices.size(0)),
+      own_offsets_(bag_starts(op, indices, offsets, include_last_offset)),
       offsets_(own_offsets_.data()) {
   scratch_items_ = std::min(block_items_, items());
   for (int64_t b = 0; b < count_; ++b) scratch_items_ = std::max(scratch_items_, offsets_[b + 1] - offsets_[b]);
@@ -66,9 +68,20 @@ bool Bags<T, I>::check(int64_t b, int64_t end, int64_t num_embeddings, FirstPosi
 }
 
 template <class T, class I>
-typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction) const {
+bool Bags<T, I>::has_padding(int64_t b, int64_t end) const {
+  if (padding_ < 0) return false;
+  // Neither is negative: one less than their difference in bits is so only where they are equal.
+  uint64_t signs = 0;
+  for (int64_t i = offsets_[b]; i < offsets_[end]; ++i) {
+    signs |= (static_cast<uint64_t>(indices_[i]) ^ static_cast<uint64_t>(padding_)) - 1;
+  }
+  return signs >> 63 != 0;
+}
+
+template <class T, class I>
+typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction, bool may_pad) const {
   if (reduction == Reduction::kSum || reduction == Reduction::kMax) return A(1);
-  if (weights_ == nullptr && padding_ < 0) {
+  if (weights_ == nullptr && !may_pad) {
     const A n = static_cast<A>(offsets_[b + 1] - offsets_[b]);
     return denominator(reduction, n, n);
   }
@@ -93,12 +106,13 @@ PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t
                                                               BagScratch<T, Row>& scratch) const {
   const bool max = reduction == Reduction::kMax;
   const bool divided = reduction == Reduction::kMean || reduction == Reduction::kSqrtN;
+  const bool pads = has_padding(b, end);
   if (divided) {
-    for (int64_t bag = b; bag < end; ++bag) scratch.divisors[bag - b] = divisor(bag, reduction);
+    for (int64_t bag = b; bag < end; ++bag) scratch.divisors[bag - b] = divisor(bag, reduction, pads);
   }
   const A* divisors = divided ? scratch.divisors.data() : nullptr;
   const Row* rows = reinterpret_cast<const Row*>(indices_);
-  if (padding_ < 0 && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
+  if (!pads && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
     // The caller's own arrays serve as they are.
     return {nullptr,
             0,

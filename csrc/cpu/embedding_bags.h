@@ -20,8 +20,9 @@ struct BagScratch {
 void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embeddings, const FirstPosition& first_bad,
                     const FirstPosition& first_nan);
 
-// Offsets, checked; without them every index is a bag of its own.
-Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets);
+// Offsets, checked, with the last; without them every index is a bag of its own.
+Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
+                           bool include_last_offset = true);
 
 template <class T, class I>
 class Bags {
@@ -35,7 +36,8 @@ class Bags {
   // indices and per_sample_weights must be contiguous and outlive this. Checks the offsets; without them each index is
   // its own bag. block_items: the most items a block should have.
   Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
-       const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems);
+       const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems,
+       bool include_last_offset = true);
 
   // The bags between starts [count + 1], which have been checked and outlive this; items keep their positions in
   // indices.
@@ -73,9 +75,14 @@ class Bags {
   bool is_padding(int64_t item) const { return static_cast<int64_t>(indices_[item]) == padding_; }
   A weight(int64_t item) const { return weights_ != nullptr ? static_cast<A>(weights_[item]) : A(1); }
   // What bag b's sum is divided by.
-  A divisor(int64_t b, Reduction reduction) const;
+  A divisor(int64_t b, Reduction reduction) const { return divisor(b, reduction, padding_ >= 0); }
 
  private:
+  // Whether any item of the bags [b, end), which have been checked, is padding.
+  bool has_padding(int64_t b, int64_t end) const;
+  // may_pad: whether items of the bag may be padding.
+  A divisor(int64_t b, Reduction reduction, bool may_pad) const;
+
   const I* indices_;
   const T* weights_;
   int64_t padding_;

@@ -25,16 +25,25 @@ int64_t update_rows(int64_t dim, int64_t width) {
   return std::max<int64_t>(1, kUpdateBytes / (std::max<int64_t>(dim, 1) * width));
 }
 
-// steppers: of the wanted tables; places: where among them a table is.
+// steppers: of the wanted tables; places: where among them a table is; whole: see ../row_optimizer.h.
 template <class T, class U>
 void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T>>& call,
-               const std::vector<RowStepper<T>>& steppers, const std::vector<int64_t>& places) {
+               const std::vector<RowStepper<T>>& steppers, const std::vector<int64_t>& places,
+               const std::vector<int64_t>& whole) {
   using A = acc_t<T>;
+  const auto place_of = [&](const TableEntries<T, U>& table) {
+    return static_cast<size_t>(places[static_cast<size_t>(table.table)]);
+  };
+  const auto is_whole = [&](const TableEntries<T, U>& table) {
+    const size_t k = place_of(table);
+    return table.meaning.dim > 0 && is_stepped_whole(whole, k, steppers[k].rows(), groups.groups(table).groups());
+  };
   std::vector<std::unique_ptr<UpdateWorker<A, U>>> mine;
   const auto prepare = [&](int64_t workers) {
     int64_t rows = 0, elements = 0;
     for (const TableEntries<T, U>& table : groups.tables()) {
-      const int64_t most = groups.groups(table).most_items(), dim = table.meaning.dim;
+      const RowGroups<U>& its = groups.groups(table);
+      const int64_t most = is_whole(table) ? its.most_rows() : its.most_items(), dim = table.meaning.dim;
       rows = std::max(rows, most);
       elements = std::max(elements, dim * std::min(most, update_rows(dim, sizeof(A))));
     }
@@ -43,13 +52,15 @@ void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T
     }
   };
   groups.for_each_slice(
-      /*dense=*/false, prepare,
+      is_whole, prepare,
       [&](int64_t worker, const TableEntries<T, U>& table, const ItemMeaning<T, U>& meaning, const Slice& slice,
           SliceScratch<T, U>& scratch) {
         UpdateWorker<A, U>& my = *mine[static_cast<size_t>(worker)];
-        const RowStepper<T>& stepper = steppers[static_cast<size_t>(places[static_cast<size_t>(table.table)])];
+        const RowStepper<T>& stepper = steppers[place_of(table)];
         const Item<U>* items = groups.groups(table).items() + slice.begin;
-        const int64_t count = start_present_rows(items, slice, scratch.starts.data(), my.rows.data());
+        const bool all = is_whole(table);
+        const int64_t count = all ? start_all_rows(items, slice, scratch.starts.data())
+                                  : start_present_rows(items, slice, scratch.starts.data(), my.rows.data());
         describe_items(items, slice, meaning, count, scratch);
         const int64_t most = update_rows(meaning.dim, sizeof(A));
         for (int64_t first = 0; first < count; first += most) {
@@ -58,29 +69,31 @@ void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T
             stepper.fetch(my.rows.data() + first, n);
           }
           pool_items(meaning, scratch, first, n, slice.end - slice.begin, my.values.data(), /*stream=*/false);
-          stepper.step(my.step, my.rows.data() + first, my.values.data(), n);
+          if (all) {
+            stepper.step_all(my.step, my.values.data(), slice.first_row + first, slice.first_row + first + n);
+          } else {
+            stepper.step(my.step, my.rows.data() + first, my.values.data(), n);
+          }
         }
       });
 }
 
 }  // namespace
 
-void embedding_collection_update_cpu(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                     const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history_,
-                                     const Tensor& grad_, const Tensor& indices_, const std::optional<Tensor>& offsets,
-                                     const std::optional<Tensor>& per_sample_weights_,
-                                     const std::optional<Tensor>& argmax_, const std::vector<int64_t>& tables,
-                                     const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
-                                     const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-                                     bool side_by_side, const std::vector<bool>& wanted,
-                                     const std::optional<Tensor>& grad_scale, int64_t rule,
-                                     const std::vector<double>& hyperparameters, int64_t step, int64_t base,
-                                     bool maximize, const std::vector<int64_t>& rounding_seeds) {
+void embedding_collection_update_cpu(
+    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+    const std::optional<Tensor>& history_, const Tensor& grad_, const Tensor& indices_,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights_,
+    const std::optional<Tensor>& argmax_, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule,
+    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
+    const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
   const Collection c =
       check_embedding_collection_update(weights, grad_, indices_, offsets, per_sample_weights_, argmax_,
                                         {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
   const CollectionStep stepped = check_collection_step(c, weights, states, last_steps, history_, wanted, grad_scale,
-                                                       rule, hyperparameters, step, base, rounding_seeds);
+                                                       rule, hyperparameters, step, base, rounding_seeds, whole);
   const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_);
   const std::optional<Tensor> history = as_contiguous(history_), argmax = as_contiguous(argmax_),
                               per_sample_weights = as_contiguous(per_sample_weights_);
@@ -97,7 +110,7 @@ void embedding_collection_update_cpu(const std::vector<Tensor>& weights, const s
         const CollectionGroups<T, U> groups(group_tables<U>(input, grad.const_data_ptr<T>(),
                                                             argmax ? argmax->const_data_ptr<int64_t>() : nullptr,
                                                             wanted, GradientRows::kPresent));
-        step_rows(groups, call, steppers, stepped.places);
+        step_rows(groups, call, steppers, stepped.places, whole);
       });
     });
   });

@@ -82,18 +82,25 @@ struct PrunedBags {
     return ids[i] >= 0;
   }
 
+  // Entry i, at place `to`; returns whether it counts.
+  bool write_entry(int64_t i, int64_t to, FirstPosition& first_bad) const {
+    const bool kept = counts(i);
+    if (kept && ids[i] >= left_out) first_bad.report(i);
+    indices_out[to] = kept ? ids[i] : left_out;
+    if constexpr (!std::is_same_v<W, NoWeights>) weights_out[to] = kept ? weights[i] : static_cast<W>(0.0f);
+    if (positions_out != nullptr) positions_out[i] = to;
+    return kept;
+  }
+
+  // Whether every entry keeps its place, so that bags do not matter.
+  bool in_place() const { return order == nullptr && !default_id; }
+
   // Bag b of the entries [begin, end) in order.
   void write(int64_t b, int64_t begin, int64_t end, FirstPosition& first_bad) const {
     int64_t to = begin + (default_id ? b : 0);
     bool empty = true;
     for (int64_t k = begin; k < end; ++k, ++to) {
-      const int64_t i = order != nullptr ? order[k] : k;
-      const bool kept = counts(i);
-      if (kept && ids[i] >= left_out) first_bad.report(i);
-      empty &= !kept;
-      indices_out[to] = kept ? ids[i] : left_out;
-      if constexpr (!std::is_same_v<W, NoWeights>) weights_out[to] = kept ? weights[i] : static_cast<W>(0.0f);
-      if (positions_out != nullptr) positions_out[i] = to;
+      empty &= !write_entry(order != nullptr ? order[k] : k, to, first_bad);
     }
     if (!default_id) return;
     indices_out[to] = empty ? static_cast<I>(*default_id) : left_out;
@@ -179,9 +186,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cpu(const Tensor& ids_, c
       const int64_t tasks = workers_for(n + num_bags);
       const std::vector<int64_t> ranges = balanced_ranges(starts, num_bags, tasks);
       parallel_tasks(tasks, [&, bags, starts](int64_t task) {
-        for (int64_t b = ranges[static_cast<size_t>(task)]; b < ranges[static_cast<size_t>(task + 1)]; ++b) {
-          bags.write(b, starts[b], starts[b + 1], first_bad);
+        const int64_t first = ranges[static_cast<size_t>(task)], end = ranges[static_cast<size_t>(task + 1)];
+        if (bags.in_place()) {  // one long loop in place of many short ones, whose ends mispredict
+          for (int64_t i = starts[first]; i < starts[end]; ++i) bags.write_entry(i, i, first_bad);
+          return;
         }
+        for (int64_t b = first; b < end; ++b) bags.write(b, starts[b], starts[b + 1], first_bad);
       });
     });
   });

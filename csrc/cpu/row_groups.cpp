@@ -83,10 +83,9 @@ RowGroups<U>::RowGroups(const char* op, const Tensor& indices, const U* payloads
   plan(n, padding, row_elements, written);
   FirstPosition first_bad;
   dispatch_index(indices.scalar_type(), op, "indices", [&](auto tag) {
-    distribute(indices.const_data_ptr<typename decltype(tag)::type>(), n, payloads, padding, &first_bad);
+    group(indices.const_data_ptr<typename decltype(tag)::type>(), n, payloads, padding, &first_bad);
   });
   if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), num_rows_);
-  sort_buckets();
 }
 
 template <class U>
@@ -95,8 +94,7 @@ RowGroups<U>::RowGroups(const I* ids, int64_t n, const U* payloads, int64_t num_
                         int64_t row_elements, GradientRows written)
     : num_rows_(num_rows) {
   plan(n, padding, row_elements, written);
-  distribute(ids, n, payloads, padding, nullptr);
-  sort_buckets();
+  group(ids, n, payloads, padding, nullptr);
 }
 
 // How many buckets and threads.
@@ -116,6 +114,32 @@ void RowGroups<U>::plan(int64_t n, int64_t padding, int64_t row_elements, Gradie
   // Padding that is no row has its place among the buckets, empty.
   const int64_t bound = index_bound(num_rows_, padding);
   buckets_ = bound == 0 ? 0 : ((bound - 1) >> shift_) + 1;
+}
+
+// Does nothing but report a bad id, if there is one; first_bad is null where ids have been checked. Few items are a
+// bucket of their own, without the arrays that buckets and threads need: of a hundred small tables those cost the most.
+template <class U>
+template <class I>
+void RowGroups<U>::group(const I* rows, int64_t n, const U* payloads, int64_t padding, FirstPosition* first_bad) {
+  if (n > kInsertionSortItems) {
+    distribute(rows, n, payloads, padding, first_bad);
+    if (first_bad == nullptr || !first_bad->found()) sort_buckets();
+    return;
+  }
+  if (first_bad != nullptr) {
+    report_bad_ids(rows, 0, n, index_bound(num_rows_, padding), *first_bad);
+    if (first_bad->found()) return;
+  }
+  items_ = Buffer<Item<U>>(n);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows[i] == padding) continue;
+    items_[count++] = {static_cast<U>(rows[i]), payloads ? payloads[i] : static_cast<U>(i)};
+  }
+  insertion_sort(items_.data(), count);
+  std::vector<std::vector<Slice>> slices(1);
+  cut(0, count, slices[0]);
+  number_slices(slices);
 }
 
 // Stable counting sort into buckets: each thread counts, then places, its own consecutive part of the items. Does
@@ -181,17 +205,16 @@ void RowGroups<U>::sort_buckets() {
     const int64_t n = bucket_starts_[static_cast<size_t>(bucket + 1)] - begin;
     sort_items(items_.data() + begin, n, shift_, scratch[static_cast<size_t>(worker)].data(),
                counts[static_cast<size_t>(worker)]);
-    cut(bucket, by_bucket[static_cast<size_t>(bucket)]);
+    cut(begin, begin + n, by_bucket[static_cast<size_t>(bucket)]);
   });
   number_slices(by_bucket);
 }
 
-// Cuts a bucket's sorted items into slices of whole rows, none with many more items or rows than wanted.
+// Cuts a bucket's sorted items [begin, end) into slices of whole rows, none with many more items or rows than wanted.
 template <class U>
-void RowGroups<U>::cut(int64_t bucket, std::vector<Slice>& slices) const {
-  const int64_t end = bucket_starts_[static_cast<size_t>(bucket + 1)];
+void RowGroups<U>::cut(int64_t begin, int64_t end, std::vector<Slice>& slices) const {
   const Item<U>* items = items_.data();
-  for (int64_t begin = bucket_starts_[static_cast<size_t>(bucket)], next; begin < end; begin = next) {
+  for (int64_t next; begin < end; begin = next) {
     const int64_t row = static_cast<int64_t>(items[begin].row);
     next = std::min(end, begin + kSliceItems);
     if (static_cast<int64_t>(items[next - 1].row) - row >= slice_rows_) {

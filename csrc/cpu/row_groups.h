@@ -54,9 +54,11 @@ class RowGroups {
  private:
   void plan(int64_t n, int64_t padding, int64_t row_elements, GradientRows written);
   template <class I>
+  void group(const I* rows, int64_t n, const U* payloads, int64_t padding, FirstPosition* first_bad);
+  template <class I>
   void distribute(const I* rows, int64_t n, const U* payloads, int64_t padding, FirstPosition* first_bad);
   void sort_buckets();
-  void cut(int64_t bucket, std::vector<Slice>& slices) const;
+  void cut(int64_t begin, int64_t end, std::vector<Slice>& slices) const;
   void number_slices(const std::vector<std::vector<Slice>>& by_bucket);
 
   int64_t num_rows_;

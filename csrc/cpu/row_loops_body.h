@@ -82,8 +82,8 @@ static inline __attribute__((always_inline)) void put_columns(const PoolArgument
 // These columns of a bag, whose result begins at `row`.
 template <SumLength kLength, bool kWeighted, class Columns, class T, class R>
 static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, int64_t row,
-                                                               const BagEntries& bag, acc_t<T> divisor, PartSums& parts,
-                                                               const Columns& columns) {
+                                                               const BagEntries& bag, acc_t<T> divisor,
+                                                               PartSums<>& parts, const Columns& columns) {
   constexpr int kCount = Columns::kCount;
   typename Columns::V sum[kCount];
   if constexpr (kLength == SumLength::kLong) {
@@ -122,7 +122,7 @@ static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arg
   const PoolArguments<T, R> a = arguments;
   const int64_t last = a.starts[a.bags] > a.fetch_end ? a.starts[a.bags] : a.fetch_end;
   const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
-  PartSums parts;
+  PartSums<> parts;
   for (; b < a.bags; ++b) {
     const BagEntries bag{a.starts[b], a.starts[b + 1], last, ahead};
     if (leaves<kLength, A>(bag.end - bag.begin)) break;
@@ -145,8 +145,122 @@ static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arg
   return b;
 }
 
+// ---- pool of 16, 32, 64 or 128 columns of float32 -------------------------------------------------------------------
+
+// Vectors that are summed in registers: the whole row, or the most that leave registers for the rest.
+static constexpr int kMostVectors = TSR_ISA_LEVEL == 0 ? 16 : 8;
+// Rows of a block that the code is written out for.
+static constexpr int kUnrolled = TSR_ISA_LEVEL == 2 ? 1 : 4;
+
+// How many entries ahead rows are fetched. The first line of a row comes earlier: it brings the page's translation.
+struct RowsAhead {
+  int64_t line, rest;
+};
+
+// Fetches what comes later into the second-level cache: unlike the first, it does not run out of places for what is
+// under way. Addresses are no pointers: what comes after the last bag may be no row.
+template <int kVectors, class R>
+static inline __attribute__((always_inline)) void fetch_whole(const PoolArguments<float, R>& a, int64_t entry,
+                                                              const RowsAhead& ahead) {
+  const auto row = [&](int64_t e) __attribute__((always_inline)) {
+    const uint64_t element = static_cast<uint64_t>(a.rows[e]) * static_cast<uint64_t>(a.stride);
+    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(a.table) + element * sizeof(float));
+  };
+  __builtin_prefetch(row(entry + ahead.line), 0, 2);
+  if constexpr (kVectors * kVectorBytes > 64) {
+    const char* rest = row(entry + ahead.rest);
+    for (int b = 64; b < kVectors * kVectorBytes; b += 64) __builtin_prefetch(rest + b, 0, 2);
+  }
+}
+
+// Adds the first tile of columns of the entry to the sum, and fetches whole rows for all tiles; or adds another tile.
+template <int kVectors, bool kWeighted, class Columns, class R>
+static inline __attribute__((always_inline)) void add_tile(const PoolArguments<float, R>& a, int64_t e,
+                                                           const RowsAhead& ahead, const Columns& columns,
+                                                           typename Columns::V (&sum)[Columns::kCount]) {
+  if (columns.first == 0) fetch_whole<kVectors>(a, e, ahead);
+  typename Columns::V x[Columns::kCount];
+  columns.get(a.table + columns.first + static_cast<int64_t>(a.rows[e]) * a.stride, x);
+  for (int k = 0; k < Columns::kCount; ++k) {
+    if constexpr (kWeighted) x[k] *= a.weights[e];
+    sum[k] += x[k];
+  }
+}
+
+// All bags. Rows are walked once, block by block, and not once for each tile of columns: memory is asked for in one
+// order. The number of vectors is a constant, so that nothing is asked in the loop over bags but what a bag needs.
+template <int kVectors, bool kWeighted, class R>
+static __attribute__((noinline)) void pool_whole(const PoolArguments<float, R>& arguments) {
+  constexpr int kTile = kVectors < kMostVectors ? kVectors : kMostVectors, kTiles = kVectors / kTile;
+  constexpr int kRowBytes = kVectors * kVectorBytes, kLanes = kVectorBytes / static_cast<int>(sizeof(float));
+  using Columns = WholeColumns<float, kVectorBytes, kTile>;
+  using V = typename Columns::V;
+  // A copy, so that the stores cannot alias it: that no function is given which is not inlined.
+  const PoolArguments<float, R> a = arguments;
+  const int64_t last = a.starts[a.bags] > a.fetch_end ? a.starts[a.bags] : a.fetch_end;
+  constexpr int64_t kAhead = 32, kLineAhead = kRowBytes > 64 ? 40 : 32;
+  PartSums<kTile * kLanes> parts[kTiles];
+  for (int64_t b = 0; b < a.bags; ++b) {
+    int64_t begin = a.starts[b];
+    const int64_t end = a.starts[b + 1];
+    if (a.divisors != nullptr && a.divisors[b] == 0.0f) {
+      clear(arguments, b * a.out_stride, a.dim);
+      continue;
+    }
+    // Near the end of all entries less far: one minimum for a bag, not one for an entry.
+    const RowsAhead ahead{std::min(kLineAhead, last - end), std::min(kAhead, last - end)};
+    const auto add = [&](int64_t e, const Columns& columns, V(&sum)[kTile])
+                         __attribute__((always_inline)) { add_tile<kVectors, kWeighted>(a, e, ahead, columns, sum); };
+    const auto put = [&](const Columns& columns, V(&sum)[kTile]) __attribute__((always_inline)) {
+      if (a.divisors != nullptr) {
+        for (int k = 0; k < kTile; ++k) sum[k] /= a.divisors[b];
+      }
+      put_columns(a, b * a.out_stride, columns, sum);
+    };
+    if (end - begin <= kSumBlock) {
+      for (int t = 0; t < kTiles; ++t) {
+        const Columns columns{t * kTile * kLanes};
+        V sum[kTile] = {};
+        for (int64_t e = begin; e < end; ++e) add(e, columns, sum);
+        put(columns, sum);
+      }
+      continue;
+    }
+    const bool one_part = end - begin <= kSumPart;
+    for (int64_t part_end = begin; part_end < end; begin = part_end) {
+      part_end = std::min(begin + kSumPart, end);
+      V blocks[kTiles][kTile] = {};
+      for (; part_end - begin > kSumBlock; begin += kSumBlock) {
+        for (int t = 0; t < kTiles; ++t) {
+          V sum[kTile] = {};
+#pragma GCC unroll kUnrolled
+          for (int64_t e = 0; e < kSumBlock; ++e) add(begin + e, Columns{t * kTile * kLanes}, sum);
+          for (int k = 0; k < kTile; ++k) blocks[t][k] += sum[k];
+        }
+      }
+      for (int t = 0; t < kTiles; ++t) {
+        const Columns columns{t * kTile * kLanes};
+        V sum[kTile] = {};
+        for (int64_t e = begin; e < part_end; ++e) add(e, columns, sum);
+        for (int k = 0; k < kTile; ++k) sum[k] += blocks[t][k];
+        if (!one_part) parts[t].add(sum);
+        if (part_end < end) continue;
+        if (!one_part) parts[t].round(sum);
+        put(columns, sum);
+      }
+    }
+  }
+}
+
 template <bool kWeighted, class T, class R>
 static void pool_rows(const PoolArguments<T, R>& a) {
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr int k16 = 64 / kVectorBytes;  // vectors of 16 columns
+    if (a.dim == 16) return pool_whole<k16, kWeighted>(a);
+    if (a.dim == 32) return pool_whole<2 * k16, kWeighted>(a);
+    if (a.dim == 64) return pool_whole<4 * k16, kWeighted>(a);
+    if (a.dim == 128) return pool_whole<8 * k16, kWeighted>(a);
+  }
   for (int64_t b = 0; b < a.bags;) {
     b = pool_run<SumLength::kBlock, kWeighted>(a, b);
     if constexpr (kSumsInBlocks<acc_t<T>>) b = pool_run<SumLength::kLong, kWeighted>(a, b);

@@ -72,10 +72,10 @@ void row_optimizer_update_cpu(const std::vector<Tensor>& weights, const std::vec
                               const std::vector<Tensor>& given_rows, const std::vector<Tensor>& given_values,
                               const std::optional<Tensor>& grad_scale, int64_t rule_value,
                               const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-                              const std::vector<int64_t>& rounding_seeds) {
+                              const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
   const OptimizerRule rule =
       check_row_optimizer_update(weights, states, last_steps, given_history, given_rows, given_values, grad_scale,
-                                 rule_value, hyperparameters, step, base, rounding_seeds);
+                                 rule_value, hyperparameters, step, base, rounding_seeds, whole);
   if (weights.empty()) return;
   const std::optional<Tensor> history = as_contiguous(given_history);
   std::vector<Tensor> rows, values;
@@ -89,20 +89,35 @@ void row_optimizer_update_cpu(const std::vector<Tensor>& weights, const std::vec
     const OptimizerStep<A> call(rule, hyperparameters, step, base, /*now=*/step - 1,
                                 last_steps.empty() ? nullptr : &*history, scale_of(grad_scale, maximize));
     const std::vector<RowStepper<T>> steppers = steppers_of<T>(call, weights, states, last_steps, rounding_seeds);
-    std::vector<int64_t> counts;
+    std::vector<int64_t> counts;  // of rows of the table, where it is stepped whole, else of rows that are named
+    std::vector<bool> is_whole;
     int64_t elements = 0;
-    for (const Tensor& x : values) {
-      counts.push_back(x.size(0));
-      elements += x.numel() * (2 + call.states);
+    for (size_t k = 0; k < values.size(); ++k) {
+      const int64_t named = values[k].size(0), all = steppers[k].rows();
+      is_whole.push_back(!rows.empty() && is_stepped_whole(whole, k, all, named));
+      counts.push_back(is_whole[k] ? all : named);
+      elements += counts[k] * steppers[k].dim() * (2 + call.states);
     }
     for_slices(call, slices_of(counts), elements, [&](StepWorker<A>& worker, const TableSlice& slice) {
       const RowStepper<T>& table = steppers[slice.table];
-      const A* grads = wide_values<T>(values[slice.table], slice, table.dim(), worker.values);
+      const Tensor& its_values = values[slice.table];
       if (rows.empty()) {
-        table.step_all(worker, grads, slice.begin, slice.end);
+        const A* grads = wide_values<T>(its_values, slice, table.dim(), worker.values);
+        return table.step_all(worker, grads, slice.begin, slice.end);
+      }
+      const int64_t* its_rows = rows[slice.table].template const_data_ptr<int64_t>();
+      TableSlice named = slice;
+      if (is_whole[slice.table]) {
+        const int64_t* end = its_rows + its_values.size(0);
+        named.begin = std::lower_bound(its_rows, end, slice.begin) - its_rows;
+        named.end = std::lower_bound(its_rows + named.begin, end, slice.end) - its_rows;
+      }
+      const int64_t count = named.end - named.begin;
+      const A* grads = wide_values<T>(its_values, named, table.dim(), worker.values);
+      if (is_whole[slice.table]) {
+        table.step_all(worker, its_rows + named.begin, grads, count, slice.begin, slice.end);
       } else {
-        const int64_t* mine = rows[slice.table].template const_data_ptr<int64_t>() + slice.begin;
-        table.step(worker, mine, grads, slice.end - slice.begin);
+        table.step(worker, its_rows + named.begin, grads, count);
       }
     });
   });

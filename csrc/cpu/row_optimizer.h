@@ -49,6 +49,7 @@ struct RowBlock {
 template <class A>
 struct OptimizerLoops {
   void (*step)(const void* rule, const RowBlock<A>& block);
+  bool by_element;  // an element's step depends on nothing else of its row
   // Only the idle steps, of rows that are all stale; null for rules without. current writes the weights alone.
   void (*catch_up)(const void* rule, const RowBlock<A>& block);
   void (*current)(const void* rule, const RowBlock<A>& block);
@@ -148,6 +149,7 @@ class StepWorker {
   // Scratch of at least n elements.
   A* weights(int64_t n) { return grown(weights_, n); }
   A* sums(int64_t n) { return grown(sums_, n); }
+  A* grads(int64_t n) { return grown(grads_, n); }
 
   IdleMemo<A> memo;
   std::vector<A> values;  // for callers that must convert their gradients
@@ -157,7 +159,7 @@ class StepWorker {
     if (static_cast<int64_t>(x.size()) < n) x.resize(static_cast<size_t>(n));
     return x.data();
   }
-  std::vector<A> weights_, sums_;
+  std::vector<A> weights_, sums_, grads_;
 };
 
 // ---- A table --------------------------------------------------------------------------------------------------------
@@ -172,6 +174,7 @@ class RowStepper {
              std::optional<int64_t> rounding_seed = std::nullopt);
 
   int64_t dim() const { return dim_; }
+  int64_t rows() const { return rows_; }
   bool behind(int64_t row) const { return last_step_ != nullptr && last_step_[row] < step_->now; }
 
   // Flushes the rows and makes the step with their gradients, values [count, dim], but for rows that it leaves alone
@@ -191,11 +194,15 @@ class RowStepper {
   void catch_up(StepWorker<A>& worker, int64_t begin, int64_t end) const;
   // The step of the rows [begin, end), whose gradients are values [end - begin, dim].
   void step_all(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const;
+  // The same where only `count` of these rows, which increase, have a gradient, values [count, dim].
+  void step_all(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count, int64_t begin,
+                int64_t end) const;
 
  private:
   int64_t gap(int64_t row) const;
   RowBlock<A> block(StepWorker<A>& worker, const int64_t* rows, int64_t count) const;
   void step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count, bool skips_zeros) const;
+  bool step_as_one(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const;
   void current_block(StepWorker<A>& worker, const int64_t* rows, int64_t count, T* out) const;
   void catch_up_block(StepWorker<A>& worker, const int64_t* rows, const int64_t* gaps, int64_t count) const;
   // For weights in a type of their own: the rows into scratch memory, as rows 0 .. count - 1 of the block; and back.
@@ -208,7 +215,7 @@ class RowStepper {
   int32_t* last_step_;
   int64_t weight_stride_;
   int64_t state_stride_[kMostOptimizerStates] = {};
-  int64_t dim_;
+  int64_t rows_, dim_;
   std::optional<int64_t> rounding_seed_;
 };
 

@@ -256,10 +256,11 @@ static void move_rows(const void* rule, const RowBlock<A>& given) {
 
 template <class Rule, class A>
 static OptimizerLoops<A> optimizer_loops() {
+  constexpr bool kByElement = Rule::kRowSums == 0 && !Rule::kRowState;
   if constexpr (std::is_same_v<typename Rule::Map, NoMap>) {
-    return {step_rows<Rule, A>, nullptr, nullptr};
+    return {step_rows<Rule, A>, kByElement, nullptr, nullptr};
   } else {
-    return {step_rows<Rule, A>, move_rows<true, Rule, A>, move_rows<false, Rule, A>};
+    return {step_rows<Rule, A>, kByElement, move_rows<true, Rule, A>, move_rows<false, Rule, A>};
   }
 }
 

@@ -111,6 +111,7 @@ RowStepper<T>::RowStepper(const OptimizerStep<A>& step, const Tensor& weight, co
       weight_(static_cast<T*>(weight.data_ptr())),
       last_step_(last_step != nullptr ? static_cast<int32_t*>(last_step->data_ptr()) : nullptr),
       weight_stride_(row_stride(weight)),
+      rows_(weight.size(0)),
       dim_(row_elements(weight)),
       rounding_seed_(rounding_seed) {
   for (int s = 0; s < step.states; ++s) {
@@ -212,6 +213,27 @@ void RowStepper<T>::step(StepWorker<A>& worker, const R* rows, const A* values, 
   }
 }
 
+// Steps neighbouring rows of which none is stale as one long row; false where they do not lie end to end, or where the
+// rule knows rows.
+template <class T>
+bool RowStepper<T>::step_as_one(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const {
+  bool together = std::is_same_v<T, A> && step_->loops.by_element && weight_stride_ == dim_;
+  for (int s = 0; s < step_->states; ++s) together &= state_stride_[s] == dim_;
+  if (!together) return false;
+  if (last_step_ != nullptr) {
+    bool stale = false;
+    for (int64_t row = begin; row < end; ++row) stale |= behind(row);
+    if (stale) return false;
+  }
+  RowBlock<A> at = block(worker, &begin, 1);
+  at.grad = values;
+  at.skips_zeros = false;
+  at.dim = (end - begin) * dim_;
+  step_->loops.step(step_->policy(), at);
+  if (last_step_ != nullptr) std::fill(last_step_ + begin, last_step_ + end, static_cast<int32_t>(step_->then));
+  return true;
+}
+
 template <class T>
 template <class R>
 void RowStepper<T>::fetch(const R* rows, int64_t count) const {
@@ -230,8 +252,24 @@ void RowStepper<T>::step_all(StepWorker<A>& worker, const A* values, int64_t beg
   int64_t block[kBlockRows];
   for (int64_t first = begin; first < end; first += kBlockRows) {
     const int64_t n = std::min(kBlockRows, end - first);
+    if (step_as_one(worker, values + (first - begin) * dim_, first, first + n)) continue;
     for (int64_t i = 0; i < n; ++i) block[i] = first + i;
     step_block(worker, block, values + (first - begin) * dim_, n, /*skips_zeros=*/false);
+  }
+}
+
+template <class T>
+void RowStepper<T>::step_all(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count, int64_t begin,
+                             int64_t end) const {
+  int64_t u = 0;
+  for (int64_t first = begin; first < end; first += kBlockRows) {
+    const int64_t n = std::min(kBlockRows, end - first);
+    A* dense = worker.grads(n * dim_);
+    std::fill_n(dense, n * dim_, A(0));
+    for (; u < count && rows[u] < first + n; ++u) {
+      std::copy_n(values + u * dim_, dim_, dense + (rows[u] - first) * dim_);
+    }
+    step_all(worker, dense, first, first + n);
   }
 }
 

@@ -235,6 +235,7 @@ static inline bool leaves(int64_t terms) {
 
 // What parts add up to: zeros between sums. A part comes in and goes out by way of memory, so that those who sum it
 // have it in registers.
+template <int kMostLanes = 64>
 class PartSums {
  public:
   template <class V, int kCount>
@@ -254,8 +255,6 @@ class PartSums {
   }
 
  private:
-  static constexpr int kMostLanes = 64;
-
   __attribute__((noinline)) void add_lanes(const float* lanes, int count) {
     for (int k = 0; k < count; ++k) total_[k] += static_cast<double>(lanes[k]);
   }

@@ -106,7 +106,7 @@ static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& ar
   const ReduceArguments<T> a = arguments;  // a copy, so that the stores cannot alias it
   constexpr int kMost = TSR_ISA_LEVEL == 2 ? 4 : 8;
   const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
-  PartSums parts;
+  PartSums<> parts;
   for (; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1];
     if (kReducesInBlocks<Reducer, T> && leaves<kLength, acc_t<T>>(end - begin)) break;

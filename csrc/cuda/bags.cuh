@@ -17,8 +17,8 @@ struct BagOf {
 };
 
 // The offsets [bags + 1] as int64, kept within [0, entries]; reports those that do not start at 0, decrease, or do not
-// end at entries.
-const int64_t* bag_offsets(DeviceCall& call, const Tensor& offsets, int64_t entries);
+// end at entries, which is appended unless it is the last.
+const int64_t* bag_offsets(DeviceCall& call, const Tensor& offsets, int64_t entries, bool include_last_offset = true);
 
 // The bag of each entry: [entries]. For kernels that want it at random, or by several lanes.
 const int64_t* entry_bags(DeviceCall& call, const BagOf& bag_of, int64_t entries);

@@ -81,11 +81,12 @@ Tensor embedding_cuda(const Tensor& weight, const Tensor& indices, int64_t paddi
 
 std::tuple<Tensor, Tensor> embedding_bag_cuda(const Tensor& weight, const Tensor& indices, const Tensor& offsets,
                                               const std::optional<Tensor>& per_sample_weights, int64_t mode,
-                                              int64_t padding_idx, bool, bool) {
-  const Reduction reduction = check_embedding_bag(weight, indices, offsets, per_sample_weights, mode, padding_idx);
+                                              int64_t padding_idx, bool, bool, bool include_last_offset) {
+  const Reduction reduction =
+      check_embedding_bag(weight, indices, offsets, per_sample_weights, mode, padding_idx, include_last_offset);
   DeviceCall call("embedding_bag", weight);
-  const int64_t bags = offsets.size(0) - 1, columns = weight.size(1);
-  const int64_t* const checked = bag_offsets(call, offsets, indices.size(0));
+  const int64_t bags = bag_count(offsets, include_last_offset), columns = weight.size(1);
+  const int64_t* const checked = bag_offsets(call, offsets, indices.size(0), include_last_offset);
   const Tensor out = call.empty({bags, columns}, weight.scalar_type());
   Pooling pooling;
   pooling.dtype = weight.scalar_type();

@@ -44,6 +44,7 @@ struct BackwardInputs {
   int64_t num_embeddings;
   Reduction reduction;
   int64_t padding_idx;
+  bool include_last_offset;
 };
 
 // One thread per bag.
@@ -119,7 +120,7 @@ WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in,
   if (!in.offsets) {
     gradient.groups = group_by_row(call, indices, indices.entries, EntryItself());
   } else {
-    const BagOf bags{bag_offsets(call, *in.offsets, indices.entries), in.grad.size(0)};
+    const BagOf bags{bag_offsets(call, *in.offsets, indices.entries, in.include_last_offset), in.grad.size(0)};
     const void* divisors = nullptr;
     if (in.reduction == Reduction::kMean || in.reduction == Reduction::kSqrtN) {
       divisors = bag_divisors(call, in.grad.scalar_type(), indices, bags, in.per_sample_weights, in.reduction);
@@ -159,11 +160,12 @@ void write_weight_gradient(DeviceCall& call, const WeightGradient& gradient, con
 Tensor embedding_dense_backward_cuda(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
                                      const std::optional<Tensor>& per_sample_weights,
                                      const std::optional<Tensor>& argmax, int64_t num_embeddings, int64_t mode,
-                                     int64_t padding_idx, bool scale_grad_by_freq) {
-  const Reduction reduction =
-      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+                                     int64_t padding_idx, bool scale_grad_by_freq, bool include_last_offset) {
+  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
+                                                       num_embeddings, mode, padding_idx, include_last_offset);
   DeviceCall call("embedding_backward", grad);
-  const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
+  const BackwardInputs in{grad,           indices,   offsets,     per_sample_weights, argmax,
+                          num_embeddings, reduction, padding_idx, include_last_offset};
   call.asks("num_embeddings", num_embeddings);
   const Tensor out = call.empty({num_embeddings, grad.size(1)}, grad.scalar_type());
   const WeightGradient gradient = group_weight_gradient(call, in, scale_grad_by_freq);
@@ -175,11 +177,13 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cuda(const Tensor& grad, co
                                                           const std::optional<Tensor>& offsets,
                                                           const std::optional<Tensor>& per_sample_weights,
                                                           const std::optional<Tensor>& argmax, int64_t num_embeddings,
-                                                          int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
-  const Reduction reduction =
-      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+                                                          int64_t mode, int64_t padding_idx, bool scale_grad_by_freq,
+                                                          bool include_last_offset) {
+  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
+                                                       num_embeddings, mode, padding_idx, include_last_offset);
   DeviceCall call("embedding_backward", grad);
-  const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
+  const BackwardInputs in{grad,           indices,   offsets,     per_sample_weights, argmax,
+                          num_embeddings, reduction, padding_idx, include_last_offset};
   const WeightGradient gradient = group_weight_gradient(call, in, scale_grad_by_freq);
   const PresentRows present = present_rows(call, gradient.groups);
   const Tensor values = call.empty({present.count, grad.size(1)}, grad.scalar_type());
@@ -189,10 +193,21 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cuda(const Tensor& grad, co
   return {values, rows};
 }
 
+Tensor embedding_coo_backward_cuda(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                                   const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+                                   int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq,
+                                   bool include_last_offset) {
+  const auto [values, rows] =
+      embedding_sparse_backward_cuda(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
+                                     padding_idx, scale_grad_by_freq, include_last_offset);
+  return coalesced_rows(values, rows, {num_embeddings, grad.size(1)});
+}
+
 }  // namespace
 }  // namespace tsr
 
 TSR_CUDA_KERNELS(m) {
   TSR_IMPL(m, "embedding_dense_backward", &tsr::embedding_dense_backward_cuda);
   TSR_IMPL(m, "embedding_sparse_backward", &tsr::embedding_sparse_backward_cuda);
+  TSR_IMPL(m, "embedding_coo_backward", &tsr::embedding_coo_backward_cuda);
 }

@@ -203,22 +203,20 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   with_rules(in.optimizer, [&](auto rules) { launch(call, shape, collection_update_kernel<decltype(rules), A>, in); });
 }
 
-void embedding_collection_update_cuda(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                      const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
-                                      const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
-                                      const std::optional<Tensor>& per_sample_weights,
-                                      const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables,
-                                      const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
-                                      const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-                                      bool side_by_side, const std::vector<bool>& wanted,
-                                      const std::optional<Tensor>& grad_scale, int64_t rule_value,
-                                      const std::vector<double>& hyperparameters, int64_t step, int64_t base,
-                                      bool maximize, const std::vector<int64_t>& rounding_seeds) {
+void embedding_collection_update_cuda(
+    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+    const std::optional<Tensor>& history, const Tensor& grad, const Tensor& indices,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
+    const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule_value,
+    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
+    const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c =
       check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax, lists, wanted);
   const CollectionStep checked = check_collection_step(c, weights, states, last_steps, history, wanted, grad_scale,
-                                                       rule_value, hyperparameters, step, base, rounding_seeds);
+                                                       rule_value, hyperparameters, step, base, rounding_seeds, whole);
   if (checked.weights.empty()) return;
   DeviceCall call(c.op, weights[0]);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};

@@ -264,9 +264,9 @@ void row_optimizer_update_cuda(const std::vector<Tensor>& weights, const std::ve
                                const std::vector<Tensor>& rows, const std::vector<Tensor>& values,
                                const std::optional<Tensor>& grad_scale, int64_t rule_value,
                                const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-                               const std::vector<int64_t>& rounding_seeds) {
+                               const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
   const OptimizerRule rule = check_row_optimizer_update(weights, states, last_steps, history, rows, values, grad_scale,
-                                                        rule_value, hyperparameters, step, base, rounding_seeds);
+                                                        rule_value, hyperparameters, step, base, rounding_seeds, whole);
   if (weights.empty()) return;
   DeviceCall call("row_optimizer_update_", weights[0]);
   const OptimizerArguments arguments{rule,     hyperparameters,          step,    base,

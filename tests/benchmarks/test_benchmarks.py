@@ -208,6 +208,49 @@ def test_targets_and_limits_are_marked(benchmarks):
     assert result.passed("slow") is None
 
 
+def peers_of(ratios):
+    """Return a JSON entry's peers."""
+    return [{"name": name, "ms": ratio, "ours_ms": 1.0, "ratio": ratio} for name, ratio in ratios.items()]
+
+
+def test_peers_that_are_faster_come_first_the_slowest_row_of_ours_before_all(benchmarks):
+    missing = [{"name": "absent", "unavailable": "not installed"}]
+    rows = [
+        {"name": "some/row", "peers": peers_of({"fast": 0.9, "slow": 4.0, "as fast": 1.0}) + missing},
+        {"name": "broken/row", "failed": "20 GB"},
+        {"name": "other/row", "peers": peers_of({"fast": 0.5, "faster": 0.25})},
+    ]
+    slower = benchmarks("report").behind(rows)
+    assert slower == [(0.25, "other/row", "faster"), (0.5, "other/row", "fast"), (0.9, "some/row", "fast")]
+    lines = list(benchmarks("table").faster_peers("CPU", {"rows": rows}))
+    assert lines[0] == "On a CPU a peer is faster in 3 of 5 pairs:\n"
+    assert lines[1] == "* 0.25x: `other/row`, beside faster" and len(lines) == 5
+    (none,) = benchmarks("table").faster_peers("CPU", {"rows": rows[:0]})
+    assert none == "On a CPU a peer is faster in 0 of 0 pairs.\n"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_report_begins_with_peers_that_are_faster(benchmarks, monkeypatch, capsys, restore_threads, interrupted):
+    main, rows, timing = benchmarks("__main__"), benchmarks("rows"), benchmarks("timing")
+    pairs = {"fast": timing.Pair(2.0, 1.0, timing.QUICK, timing.QUICK)}
+    case = rows.Case(lambda: None, {"fast": lambda: None}, lambda: None, pair=pairs.get)
+
+    def stop(options):
+        raise KeyboardInterrupt
+
+    made = [rows.Row("fine/row", "nothing", lambda options: case), rows.Row("last/row", "nothing", stop)]
+    monkeypatch.setattr(main, "ROWS", made if interrupted else made[:1])
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            main.main(["--quick"])
+    else:
+        assert main.main(["--quick"]) == 0
+    printed = capsys.readouterr()
+    _, _, head, slower, row, *_ = printed.out.splitlines()
+    assert head == "a peer is faster in 1 of 1 pairs" and slower.split() == ["0.50", "x", "fine/row", "fast"]
+    assert row == printed.err.splitlines()[0] == "fine/row: nothing"
+
+
 # ---- Figures of a GPU -----------------------------------------------------------------------------------------------
 
 
@@ -258,6 +301,7 @@ def test_the_table_has_no_gpu_figures_without_a_gpu(benchmarks, gpu_result, tmp_
     results_file(tmp_path, "quick.json", "cpu", "2026-03-01", [{**figures, "ours_ms": 88.0}], quick=True)
     page = table.text([row, other], tmp_path)
     assert "no GPU was at hand" in page and "`new.json`" in page
+    assert page.splitlines()[:3] == ["# Benchmark results", "", "On a CPU a peer is faster in 0 of 2 pairs."]
     *_, measured, missing = page.splitlines()
     assert [cell.strip() for cell in measured.split("|")[1:-1]] == [
         "`some/row`: nothing",

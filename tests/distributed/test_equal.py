@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import TABLES, Case, Table, Trained, train_alone, train_rank
+from distributed.cases import TABLES, Case, Table, Trained, draw, train_alone, train_rank
+
+from torchsparse_rec.optim.row_optimizer import LEAST_WHOLE_ROWS, WHOLE
 
 # ---- Comparisons -----------------------------------------------------------------------------------------------------
 
@@ -178,3 +180,14 @@ def test_ranks_without_a_table(pool_of, device: str, plan: str, ranks: int) -> N
 @pytest.mark.parametrize("mode", ["fused", "sparse"])
 def test_a_table_of_all_blocks(pool_of, device: str, mode: str, ranks: int) -> None:
     check(pool_of, ranks, Case((Table(100_000, 4, ("a", "b")),), "row", grad_mode=mode), device)
+
+
+@pytest.mark.parametrize("mode", ["fused", "sparse"])
+@pytest.mark.parametrize("plan", ["table", "column"])
+def test_a_table_of_which_steps_name_a_fifth_is_stepped_whole(pool_of, device: str, plan: str, mode: str) -> None:
+    rows = LEAST_WHOLE_ROWS
+    case = Case((Table(rows, 4, tuple("abcd")),), plan, grad_mode=mode, optimizer="Adam", batch="many")
+    drawn = [torch.cat([*draw(case, step, rank).ids.values()]) for step in range(case.steps) for rank in range(2)]
+    named = [torch.cat(drawn[2 * step : 2 * step + 2]).unique().numel() for step in range(case.steps)]
+    assert WHOLE * min(named) >= rows > max(named)
+    check(pool_of, 2, case, device)

@@ -63,7 +63,7 @@ def set_order(name: str, seed: int = 0) -> None:
 def _outputs(result: Any) -> list[torch.Tensor]:
     if result is None:
         return []
-    return [result] if isinstance(result, torch.Tensor) else [x for part in result for x in _outputs(part)]
+    return tensors_of(result) if isinstance(result, torch.Tensor) else [x for part in result for x in _outputs(part)]
 
 
 def _bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:

@@ -26,6 +26,7 @@ MUTATIONS = [
         "",
         "sparse_segment",
     ),
+    Mutation("bags.cpp", "bound", ": items < starts[given - 1]", ": items + 1 < starts[given - 1]", "nn"),
     Mutation("segment_body.h", "sign", "ties - (x == best);", "ties + (x == best);", "segment"),
     Mutation("unique_hashed.h", "bound", "first >= starts[p] ?", "first > starts[p] ?", "unique"),
     Mutation(
@@ -45,7 +46,7 @@ MUTATIONS = [
     Mutation(
         "embedding_bags.cpp",
         "sign",
-        "if (weights_ == nullptr && padding_ < 0)",
+        "if (weights_ == nullptr && !may_pad)",
         "if (weights_ == nullptr)",
         "embedding",
     ),
@@ -56,6 +57,8 @@ MUTATIONS = [
         "static_cast<acc_t<W>>(weights[i]) < acc_t<W>(0)",
         "lookup",
     ),
+    Mutation("row_starts.h", "bound", "if (next - id > 1)", "if (next - id > 2)", "lookup"),
+    Mutation("row_loops_body.h", "step", "blocks[t][k] += sum[k];", "blocks[t][k] = sum[k];", "embedding"),
     Mutation(
         "embedding_collection_weights_backward.cpp",
         "step",

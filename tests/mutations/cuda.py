@@ -16,6 +16,7 @@ from .mutation import ROOT, Mutation, Table
 KINDS = ("sign", "bound", "step")  # a changed sign, order or choice; a moved bound; a dropped step
 
 MUTATIONS = [
+    Mutation("bags.cu", "step", "(given[b]) : entries", "(given[b]) : entries - 1", "embedding_bag"),
     Mutation("bags.cu", "bound", "offset < given[b - 1]", "offset <= given[b - 1]", "embedding_bag"),
     Mutation("bags.cu", "bound", "b == bags && offset", "b > bags && offset", "recorded"),
     Mutation("bags.cu", "sign", "bags[i] = bag_of(i)", "bags[i] = -bag_of(i)", "weights_backward"),

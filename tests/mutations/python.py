@@ -60,6 +60,14 @@ MUTATIONS = [
         "places <= offsets[1:].unsqueeze",
         "jagged",
     ),
+    Mutation(
+        "torchsparse_rec/nn/gradients.py",
+        "sign",
+        "self.noted != (backward_number(), grad._nnz())",
+        "self.noted[1] != grad._nnz()",
+        "nn",
+    ),
+    Mutation("torchsparse_rec/ops/autograd.py", "sign", "and not is_wrapped(weight)", "and weight is not None", "nn"),
     Mutation("torchsparse_rec/nn/embedding_bag.py", "bound", "if length == 0:", "if length < 0:", "nn"),
     Mutation(
         "torchsparse_rec/data/_epoch.py",
@@ -114,8 +122,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/auto.py",
         "bound",
-        "    if rows <= max(ids, SMALL_TABLE):\n",
-        "    if rows < max(ids, SMALL_TABLE):\n",
+        "    if rows <= max(ids, SMALL_TABLE) or",
+        "    if rows < max(ids, SMALL_TABLE) or",
         "nn",
     ),
     Mutation(

@@ -146,7 +146,7 @@ def test_a_choice_that_flips_during_accumulation():
         (2001, 2000, "sparse", "more rows than"),
     ],
 )
-@pytest.mark.parametrize("dim", [1, 512])
+@pytest.mark.parametrize("dim", [256, 512])
 def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
     module, _ = auto((rows, dim), ids=ids)
     text = module.explain()
@@ -156,19 +156,36 @@ def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
 @pytest.mark.parametrize(
     ("optimizer", "dim", "rows", "want"),
     [
-        (optim.Adam, 16, 16_000, "dense"),
-        (optim.Adam, 16, 16_001, "sparse"),
-        (optim.Adam, 17, 16_000, "sparse"),
-        (optim.Adagrad, 16, 16_000, "sparse"),
-        (functools.partial(optim.Adam, lazy=True), 16, 16_000, "sparse"),
-        (functools.partial(optim.SGD, momentum=0.9), 1, 16_000, "dense"),
+        (optim.Adam, 16, 64_000, "dense"),
+        (optim.Adam, 16, 64_001, "sparse"),
+        (optim.Adam, 17, 64_000, "sparse"),
+        (optim.Adagrad, 16, 64_000, "sparse"),
+        (functools.partial(optim.Adam, lazy=True), 16, 64_000, "sparse"),
+        (functools.partial(optim.SGD, momentum=0.9), 8, 64_000, "dense"),
     ],
 )
 def test_the_rule_counts_short_rows_of_optimizers_that_move_them_all(optimizer, dim, rows, want):
-    module, _ = auto((rows, dim), optimizer, ids=2000)
+    module, _ = auto((rows, dim), optimizer, ids=8000)
     text = module.explain()
     assert f"-> {want}" in text
     assert ("no more than 8 rows for each id" in text) == (want == "dense")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rows", "want", "why"),
+    [
+        (optim.Adagrad, 2048, "dense", "or 131,072 elements, trains fastest"),
+        (optim.Adagrad, 2049, "sparse", "more rows than"),
+        (optim.Adam, 2048, "dense", "or 131,072 elements, trains fastest"),
+        (optim.Adam, 4096, "dense", "no more than 262,144 elements, and Adam moves all rows"),
+        (optim.Adam, 4097, "sparse", "more rows than"),
+        (functools.partial(optim.Adam, lazy=True), 4096, "sparse", "more rows than"),
+    ],
+)
+def test_the_rule_counts_elements_of_small_tables(optimizer, rows, want, why):
+    module, _ = auto((rows, 64), optimizer, ids=10)
+    text = module.explain()
+    assert f"-> {want}" in text and why in text.splitlines()[-1]
 
 
 def test_the_estimate_freezes():
@@ -200,9 +217,9 @@ def test_the_estimate_is_saved_with_the_state_and_keys_stay_torchs():
 
 
 def test_a_loaded_estimate_replaces_a_frozen_one_and_its_choice():
-    few, optimizer = auto((4000, 16), lookups=FREEZE_AFTER, ids=2)
+    few, optimizer = auto((4000, 64), lookups=FREEZE_AFTER, ids=2)
     assert layout(few) == "sparse"
-    many, its_optimizer = auto((4000, 16), lookups=FREEZE_AFTER, ids=40_000)
+    many, its_optimizer = auto((4000, 64), lookups=FREEZE_AFTER, ids=40_000)
     assert layout(many) == "dense"
     few.load_state_dict(many.state_dict())
     assert layout(few) == "dense"

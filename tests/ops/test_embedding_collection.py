@@ -267,7 +267,7 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "idle"), [(name, False) for name in RULES] + [(name, True) for name in IDLE_RULES])
 def test_update_is_the_optimizers_on_sparse_gradients(name: str, idle: bool, seed: int) -> None:
-    """Compare the bits, for half types too, whose sparse gradient is that of float32 numbers."""
+    """Compare the bits, for half types too, whose sparse gradient is that of float32 numbers, and of whole tables."""
     rule, h = RULES[name]
     x = drawn(200 + 7 * seed + len(name), most_bags=40)
     states, last_steps, history = optimizer_state(x, rule, h, idle)
@@ -277,7 +277,7 @@ def test_update_is_the_optimizers_on_sparse_gradients(name: str, idle: bool, see
     values, rows = _ops.embedding_collection_sparse_backward.default(
         x.grad.to(wide), x.indices, x.offsets, weights, x.argmax(), *x.sizes, *x.lists, x.wanted
     )
-    step = (scale, rule, h, 4, 0, bool(seed % 2), [])
+    step = (scale, rule, h, 4, 0, bool(seed % 2), [], [2 * seed] * len(last_steps))
     theirs = copies(x.weights), copies(states), copies(last_steps)
     given_history = history if idle else None
     _ops.row_optimizer_update_.default(*theirs, given_history, rows, values, *step)

@@ -187,11 +187,11 @@ def test_an_id_whose_row_its_shard_lacks() -> None:
         ops.embedding_lookup([TABLE[:1], TABLE[:1], TABLE[:2], TABLE[:0], TABLE[:0]], torch.tensor([4]))
 
 
-@pytest.mark.parametrize("position", [0, 1, 70_000, 149_999])
+@pytest.mark.parametrize("position", [0, 1, 70_000, 74_999, 149_999])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_bad_rows_are_named(position: int, dtype: torch.dtype) -> None:
     rows = (torch.arange(150_000) // 10).to(dtype)
-    for bad in (-1, 15_000):
+    for bad in (-1, -70_000, 15_000):
         wrong = rows.clone()
         wrong[position] = bad
         with pytest.raises((IndexError, ValueError), match=rf"row_ids.*({bad}|sorted)"):

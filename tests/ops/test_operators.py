@@ -160,7 +160,10 @@ def _opcheck(sample: Sample) -> None:
     for i in _differentiable(sample):
         for x in tensors_of(sample.arguments[i]):
             x.requires_grad_()
-    torch.library.opcheck(operator(sample.operator), sample.arguments)
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if sample.operator == "embedding_coo_backward":
+        checks.pop()  # torch traces no COO tensor of unknown size: compilers are shown embedding_sparse_backward
+    torch.library.opcheck(operator(sample.operator), sample.arguments, test_utils=checks)
 
 
 @each_representative

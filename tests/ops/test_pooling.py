@@ -183,6 +183,23 @@ def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: s
         assert torch.equal(alone[0].view(torch.int32), together[bag].view(torch.int32)), bag
 
 
+@pytest.mark.parametrize("mode, weighted", [("sum", False), ("sum", True), ("mean", False), ("sqrtn", True)])
+@pytest.mark.parametrize("dim", [16, 32, 64, 128])
+def test_columns_have_the_same_bits_in_any_company(dim: int, mode: str, weighted: bool) -> None:
+    """Compare numbers of columns for which the CPU has loops of their own with the same columns among others."""
+    lengths = [*range(40)] * 2 + [0, 255, 256, 257, 0, 272, 273, 512, 513, 1500, 0]
+    indices, offsets, random = _bags(lengths, dim)
+    weights = random.floats(len(indices), dtype=torch.float32) if weighted else None
+    table = random.floats(ROWS, 132, dtype=torch.float32)
+
+    def pooled(columns: int, padding: int) -> Tensor:
+        arguments = (table[:, :columns], indices, offsets, weights, MODES[mode], padding, False, False)
+        return _operator("embedding_bag")(*arguments)[0][:, :dim]
+
+    for padding in (-1, PADDING, ROWS):  # none, some, and one that no entry has
+        assert torch.equal(pooled(dim, padding).view(torch.int32), pooled(132, padding).view(torch.int32)), padding
+
+
 @pytest.mark.parametrize("mode", ["mean", "sqrtn"])
 @pytest.mark.parametrize("weights", [[1e-39, 0.0], [torch.inf, 1.0], [3e38, 3e38], [0.0, 0.0], [1.0, -1.0]], ids=str)
 def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mode: str, device: str) -> None:

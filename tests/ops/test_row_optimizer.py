@@ -362,6 +362,31 @@ def test_a_step_of_all_rows_steps_zeros_too(rule: str, kernels: str) -> None:
         assert not any(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rule", IDLE_RULES)
+def test_a_table_stepped_whole_has_the_bits_of_a_step_of_all_rows(rule: str, dtype: torch.dtype) -> None:
+    """Of three tables the second has one row too many, and the last no row that is named."""
+    shapes = ((10, 5), (11, 5), (3, 5))
+    sample = update_sample("", rule, shapes, dtype=dtype)
+    weights, states, last, history, *_ = sample.arguments
+    rows = [torch.tensor([2, 9]), torch.tensor([0, 10]), torch.tensor([], dtype=torch.int64)]
+    values = [torch.full((len(row), 5), 0.5).to(states[0].dtype if states else dtype) for row in rows]
+    given = (weights, states, last, history, rows, values, *sample.arguments[6:], [5, 5, 5])
+    each = len(states) // 3
+    after = call(type(sample)(sample.operator, "", given))
+    tables, of_states, lasts = after[:3], after[3:-3], after[-3:]
+    for k in range(3):
+        is_whole = k == 0
+        its = [weights[k]], states[k * each : (k + 1) * each], [last[k]], history
+        everything = torch.zeros(shapes[k]).to(values[k].dtype).index_copy_(0, rows[k], values[k])
+        named = ([], [everything]) if is_whole else ([rows[k]], [values[k]])
+        expected = call(type(sample)(sample.operator, "", (*its, *named, *sample.arguments[6:])))
+        actual = (tables[k], *of_states[k * each : (k + 1) * each], lasts[k])
+        for x, y in zip(actual, expected, strict=True):
+            assert_same_bits(x, y)
+        assert bool((lasts[k] == sample.arguments[9] - sample.arguments[10]).all()) == is_whole
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gradient_without_sense_stays_in_its_row(rule: str, bad: float, kernels: str) -> None:

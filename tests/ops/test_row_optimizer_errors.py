@@ -88,6 +88,8 @@ BAD = {
     "grad_scale must be Float or Float, got Double": {"grad_scale": torch.ones(1).double()},
     "rounding_seeds must be none for weights that are Float": {"rounding_seeds": [1, 2]},
     "rounding_seeds must be none, or one for each of the 2 tables, got 1": {"weights": _NARROW, "rounding_seeds": [1]},
+    "whole must be none, or one for each of the 2 last_steps, got 1": {"whole": [1]},
+    "whole[1] must be >= 0, got -1": {"whole": [1, -1]},
 }
 # Refused on the CPU alone, where the values of rows are checked before anything is written.
 BAD_ROWS = {

@@ -139,6 +139,14 @@ def bag_samples(operator: str) -> Iterator[Sample]:
         arguments = (problem.weight, problem.indices, problem.offsets, problem.weights, mode, problem.padding_idx)
         representative = problem.representative and mode in (MEAN, MAX)
         yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}", (*arguments, freq, False), representative)
+        if _is_also_by_starts(problem):
+            starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], freq, False, False)
+            yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}-starts", starts)
+
+
+def _is_also_by_starts(problem: _Bags) -> bool:
+    """Say whether the offsets are to be given without the last, too."""
+    return problem.name.startswith(("by_hand", "empty", "only_empty", "no_bags", "uneven", "float32_3"))
 
 
 def backward_samples(operator: str) -> Iterator[Sample]:
@@ -147,6 +155,9 @@ def backward_samples(operator: str) -> Iterator[Sample]:
         arguments = (*inputs, problem.weight.shape[0], mode, problem.padding_idx, freq)
         representative = problem.representative and mode in (MEAN, MAX)
         yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}", arguments, representative)
+        if _is_also_by_starts(problem):
+            starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], False)
+            yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}-starts", starts)
     for dtype, padding, freq in itertools.product(FLOATS, (-1, 2), (False, True)):
         random = Random(9)
         arguments = (random.floats(30, 7, dtype=dtype), random.integers(0, 10, 30, dtype=torch.int64))
@@ -227,6 +238,7 @@ FAMILY = Family(
         "embedding_bag": bag_samples,
         "embedding_dense_backward": backward_samples,
         "embedding_sparse_backward": backward_samples,
+        "embedding_coo_backward": backward_samples,
         "embedding_weights_backward": weights_backward_samples,
     },
     gradients={
@@ -235,5 +247,5 @@ FAMILY = Family(
         "embedding_dense_backward": gradient_bag_samples,
         "embedding_sparse_backward": gradient_bag_samples,
     },
-    read_backs={"embedding_sparse_backward": PRESENT_ROWS},
+    read_backs={"embedding_sparse_backward": PRESENT_ROWS, "embedding_coo_backward": PRESENT_ROWS},
 )

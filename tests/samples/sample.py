@@ -25,9 +25,9 @@ REDUCTIONS = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn"}
 
 
 def tensors_of(argument: object) -> list[Tensor]:
-    """Return the tensors of an argument: itself, or those of a list."""
+    """Return the tensors of an argument or result: itself, those of a list, or those that a COO tensor consists of."""
     if isinstance(argument, Tensor):
-        return [argument]
+        return [argument._indices(), argument._values()] if argument.layout is torch.sparse_coo else [argument]
     return [x for x in argument if isinstance(x, Tensor)] if isinstance(argument, list) else []
 
 

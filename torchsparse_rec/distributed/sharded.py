@@ -13,6 +13,7 @@ from ..jagged import JaggedTensor, KeyedTensor
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.collection import Collection
 from ..nn.plan import Ids
+from ..ops.embedding import with_last_offset
 from .shards import NO_GRAPH, Shards
 
 __all__ = [
@@ -64,6 +65,9 @@ class ShardedEmbeddingCollection(_ShardedCollection, EmbeddingCollection):
 class _ShardedTable(Sharded):
     num_embeddings: int
 
+    def _bare_table(self) -> None:
+        """Return None: all ranks take part in each lookup."""
+
     def _num_rows(self) -> int:
         return self.num_embeddings
 
@@ -91,7 +95,10 @@ class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
         with self._shards.told(self.training, input, offsets, per_sample_weights) as given:
             return super().forward(*given)
 
-    def _look_up(self, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
+    def _look_up(
+        self, weight: Parameter, ids: Tensor, offsets: Tensor, weights: Tensor | None, include_last: bool
+    ) -> Tensor:
+        ends = with_last_offset(offsets, ids.shape[0], include_last)
         return self._shards.look_up(self, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True))
 
 

@@ -347,7 +347,8 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
             weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
         else:
             part = part_of(weight.data, plan, ranks.rank, ranks.count)
-        set_part(weight, Part(ranks.group, isinstance(plan, Replicated), table.name, None, look_up_together))
+        its = isinstance(plan, Replicated), table.name, None, look_up_together, isinstance(plan, RowWise)
+        set_part(weight, Part(ranks.group, *its))
         weight.data = part
 
 

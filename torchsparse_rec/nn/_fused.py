@@ -22,11 +22,21 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, at_end_of_backward, current_backward, grad_of, is_in_ddp, is_reached
+from .._torch import any_hooks, as_stored, at_end_of_backward, current_backward, is_in_ddp, is_reached, node_of
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
-from ..tables.table import SECOND_BACKWARD, Gradient, Table, are_same, changes, table_of, writing
+from ..tables.table import (
+    SECOND_BACKWARD,
+    Gradient,
+    Table,
+    any_grad,
+    are_same,
+    changes,
+    is_any_collecting,
+    table_of,
+    writing,
+)
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import has_hooks
 from .plan import Ids, Plan
@@ -51,6 +61,7 @@ class FusedLookups:
     def __init__(self, plan: Plan, weights: Callable[[], list[Parameter] | None], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
         self._weights = weights
+        self._node: Any = None
         self._tables: TableSet | None = None
         # The arguments of the last _by_optimizer() and what it found for them.
         self._optimizers: tuple[int, TableSet, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
@@ -71,20 +82,13 @@ class FusedLookups:
         self._tables = TableSet(weights)
         return self._tables
 
-    def start(self, ids: Ids, training: bool) -> tuple[Tensor, Tensor]:
-        """Return results and argmax; with ``training``, raise first if a backward could not update the tables."""
-        tables = self.tables()
-        if training:
-            self.check()
-        return read(self.plan, tables, ids)
-
-    def expect(self, alive: Callable[[], Any]) -> int:
+    def expect(self, tables: TableSet, alive: Callable[[], Any]) -> int:
         """Return a new number for a lookup, whose backward can come as long as ``alive()`` is true."""
         number = next(_lookups)
-        _outstanding.add(number, alive, self.tables())
+        _outstanding.add(number, alive, tables)
         return number
 
-    def check(self) -> None:
+    def check(self, tables: TableSet) -> None:
         """
         Check that a backward can update the tables and that nothing else uses their gradients.
 
@@ -92,13 +96,12 @@ class FusedLookups:
             RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
                 or is in a DistributedDataParallel: these need a gradient, which fused lookups never give.
         """
-        tables = self.tables()
         wanted = [weight.requires_grad for weight in tables.weights]
-        self._by_optimizer(tables, wanted)
-        if any(grad_of(weight) is not None for weight, want in zip(tables.weights, wanted, strict=True) if want):
-            raise RuntimeError(_HAS_GRAD)
-        if any(has_hooks(weight) for weight, want in zip(tables.weights, wanted, strict=True) if want):
-            raise RuntimeError(_HAS_HOOKS)
+        for _, weights in self._by_optimizer(tables, wanted):
+            if any_grad(weights):
+                raise RuntimeError(_HAS_GRAD)
+            if any_hooks(weights) and any(map(has_hooks, weights)):
+                raise RuntimeError(_HAS_HOOKS)
         # That a part of a table is left out of it, its module has checked.
         if is_in_ddp() and any(table.part is None for table in tables.tables):
             raise RuntimeError(_IN_DDP)
@@ -107,11 +110,12 @@ class FusedLookups:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (changes(), tables, wanted):
-            found: dict[weakref.ref[RowOptimizer] | None, list[Tensor]] = {}
+            found: dict[int, tuple[weakref.ref[RowOptimizer] | None, list[Tensor]]] = {}
             for table, weight, want in zip(tables.tables, tables.weights, wanted, strict=True):
                 if want:
-                    found.setdefault(table.optimizer_reference, []).append(weight)
-            known = self._optimizers = (changes(), tables, wanted, list(found.items()))
+                    reference = table.optimizer_reference
+                    found.setdefault(id(reference), (reference, []))[1].append(weight)
+            known = self._optimizers = (changes(), tables, wanted, list(found.values()))
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
@@ -123,16 +127,19 @@ class FusedLookups:
 
     def is_wanted(self) -> bool:
         """Say whether the running backward is to update the tables, or only to reach the tensors ``inputs`` names."""
-        return is_reached(self.leaf)
+        if self._node is None:  # first in a backward, as no node is found within an operator's kernel
+            self._node = node_of(self.leaf)
+        return is_reached(self._node)
 
-    def finish(self, number: int, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
+    def finish(self, number: int, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """Update the tables in the backward of a lookup. Grad mode must be off."""
-        tables = self.tables()
         with _lock, as_stored():
             wanted = [weight.requires_grad for weight in tables.weights]
             awaited = _outstanding.remove(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
+            elif not awaited and not is_any_collecting():
+                alone = wanted
             else:
                 both = zip(wanted, tables.tables, strict=True)
                 alone = [want and table not in awaited and table.collected is None for want, table in both]
@@ -257,12 +264,14 @@ class _Token:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, training):
-        output, argmax = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), training)
+        tables, token = owner.tables(), _Token()
+        if training:
+            owner.check(tables)
+        output, argmax = read(owner.plan, tables, Ids(indices, offsets, per_sample_weights, bags, side_by_side))
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
-        ctx.bags, ctx.side_by_side, ctx.owner = bags, side_by_side, owner
-        ctx.token = _Token()
-        ctx.number = owner.expect(weakref.ref(ctx.token))
-        ctx.versions = versions(owner.tables().weights) if weighs else None
+        ctx.bags, ctx.side_by_side, ctx.owner, ctx.token = bags, side_by_side, owner, token
+        ctx.number = owner.expect(tables, weakref.ref(token))
+        ctx.versions = versions(tables.weights) if weighs else None
         ctx.save_for_backward(indices, offsets, per_sample_weights, output if weighs else None, argmax)
         return output
 
@@ -273,11 +282,12 @@ class _Fused(torch.autograd.Function):
         ids = Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
         owner, weights_grad = ctx.owner, None
         with torch.no_grad():
+            tables = owner.tables()
             if ctx.needs_input_grad[3]:
-                check_unchanged(owner.tables().weights, ctx.versions)
-                weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
+                check_unchanged(tables.weights, ctx.versions)
+                weights_grad = weights_gradient(owner.plan, tables, ids, grad, output)
             if owner.is_wanted():
-                owner.finish(ctx.number, grad, ids, argmax)
+                owner.finish(ctx.number, tables, grad, ids, argmax)
         if weights_grad is not None:
             weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, owner.leaf)
         return None, None, None, weights_grad, None, None, None, None

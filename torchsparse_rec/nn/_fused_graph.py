@@ -71,9 +71,12 @@ def _look_up(_leaf, indices, offsets, per_sample_weights, bags, side_by_side, *r
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     lookups, token = _lookups_of(number, tables, plan), torch.full((1,), -1)
     with as_stored():
-        reading = lookups.start(ids, recorded and training)
+        tables = lookups.tables()
+        if recorded and training:
+            lookups.check(tables)
+        reading = read(lookups.plan, tables, ids)
     if recorded:
-        token.fill_(lookups.expect(is_alive(token)))
+        token.fill_(lookups.expect(tables, is_alive(token)))
     return *reading, token
 
 
@@ -84,11 +87,11 @@ def _look_up_fake(_leaf, indices, offsets, per_sample_weights, bags, side_by_sid
 
 def _backward(grad, leaf, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, *where):
     lookups, ids = _lookups_of(*where), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    weights_grad = grad.new_empty(0)
+    weights_grad, tables = grad.new_empty(0), lookups.tables()
     if output is not None:
-        weights_grad = weights_gradient(lookups.plan, lookups.tables(), ids, grad, output)
+        weights_grad = weights_gradient(lookups.plan, tables, ids, grad, output)
     with torch.no_grad():
-        lookups.finish(int(token), grad, ids, argmax)
+        lookups.finish(int(token), tables, grad, ids, argmax)
     return torch.zeros_like(leaf), weights_grad
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import ops
+from .._reduction import POOLING
 from ..jagged.checks import type_name
-from .gradients import keep_coalesced
+from ..ops.embedding import lookup_bags, lookup_rows, padding_number, with_last_offset
+from .gradients import coalesced_mark
 
 # Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch; that of our
 # operator is a Python function, which takes some 25 us, most of the time of a small lookup. torch's backward adds in
@@ -17,7 +18,7 @@ from .gradients import keep_coalesced
 _SMALL_LOOKUP = 75_000
 _ELEMENTS_PER_ID = 40
 
-_ID_DTYPES = (torch.int64, torch.int32)
+ID_DTYPES = (torch.int64, torch.int32)
 # The dtypes of tables that torch.embedding may look up: not half types, which torch adds in their own precision.
 _TORCH_DTYPES = (torch.float32, torch.float64)
 # The dtypes of tables without a gradient.
@@ -39,7 +40,7 @@ def check_ids(module: str, input: Tensor) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``input`` is a tensor of int32 or int64."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {type_name(input)}")
-    if input.dtype not in _ID_DTYPES:
+    if input.dtype not in ID_DTYPES:
         raise ValueError(f"{module}: input must be int32 or int64, got {input.dtype}")
 
 
@@ -82,7 +83,7 @@ def look_up(
     if weight.dtype in _INTEGERS:
         return _look_up_integers(weight, input)
     if torch.compiler.is_compiling():
-        return ops.embedding(weight, input, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+        return lookup_rows(weight, input, padding_number(padding_idx), scale_grad_by_freq, False)
     try:
         if (
             not sparse_grad
@@ -93,11 +94,8 @@ def look_up(
         ):
             return torch.embedding(weight, input, -1 if padding_idx is None else padding_idx)
         _check_traced("Embedding")
-        if sparse_grad:
-            keep_coalesced(weight)
-        return ops.embedding(
-            weight, input, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse_grad
-        )
+        mark = coalesced_mark(weight) if sparse_grad else None
+        return lookup_rows(weight, input, padding_number(padding_idx), scale_grad_by_freq, sparse_grad, mark)
     except (IndexError, RuntimeError):
         error = bad_id("Embedding", input, weight.size(0))
         if error is None:
@@ -123,19 +121,13 @@ def pool(
     padding_idx: int | None,
     scale_grad_by_freq: bool,
     sparse_grad: bool,
+    include_last_offset: bool,
 ) -> Tensor:
     """Return one row per bag of the flat ``input``; see :class:`EmbeddingBag`."""
     if not torch.compiler.is_compiling():
         _check_traced("EmbeddingBag")
-    if sparse_grad:
-        keep_coalesced(weight)
-    return ops.embedding_bag(
-        weight,
-        input,
-        offsets,
-        per_sample_weights=per_sample_weights,
-        mode=mode,
-        padding_idx=padding_idx,
-        scale_grad_by_freq=scale_grad_by_freq,
-        sparse=sparse_grad,
-    )
+    else:
+        offsets, include_last_offset = with_last_offset(offsets, input.shape[0], include_last_offset), True
+    mark = coalesced_mark(weight) if sparse_grad else None
+    rest = (POOLING[mode], padding_number(padding_idx), scale_grad_by_freq, sparse_grad, include_last_offset, mark)
+    return lookup_bags(weight, input, offsets, per_sample_weights, *rest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
-from ..ops.embedding import embedding_bag_operator
+from ..ops.embedding import lookup_bags
 from .plan import Ids, Plan
 
 
@@ -40,7 +40,7 @@ def look_up_clipped(rows_of: Callable[[Plan, Ids], Tensor], part: Plan, ids: Ids
         offsets = ids.offsets[firsts[key] : firsts[key + 1] + 1] - begin
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end].to(rows.dtype)
         clipped = _clipped(rows, max_norm)
-        bags = embedding_bag_operator(clipped, entries, offsets, weights, mode, end - begin, False, False)[0]
+        bags = lookup_bags(clipped, entries, offsets, weights, mode, end - begin, False, False)
         pooled.append(bags if ids.side_by_side else bags.reshape(-1))
     return torch.cat(pooled, -1)
 

@@ -133,7 +133,8 @@ class FusedOwner(torch.nn.Module):
         """Raise ``RuntimeError`` if the gradient mode is fused, and a backward could not update the tables."""
         if self._grad_mode == "fused":
             last = self._last_fused
-            self._fused_lookups(NO_LOOKUPS, tuple(range(len(self._stored_weights())))).check()
+            lookups = self._fused_lookups(NO_LOOKUPS, tuple(range(len(self._stored_weights()))))
+            lookups.check(lookups.tables())
             self._last_fused = last
 
     def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:

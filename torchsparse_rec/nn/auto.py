@@ -21,8 +21,9 @@ __all__ = ["AutoChoice"]
 
 # Training lookups after which the estimate of ids per lookup no longer changes.
 FREEZE_AFTER = 100
-# A step on so few rows costs what its calls cost, of which dense gradients need the fewest.
-SMALL_TABLE = 1000
+# A step on so few rows, or so few elements, costs what its calls cost, of which dense gradients need the fewest. Of an
+# optimizer that moves all rows, steps by rows cost more, and the number of elements is twice as large.
+SMALL_TABLE, SMALL_ELEMENTS = 1000, 1 << 17
 # Under an optimizer that moves all rows, a sparse step first flushes the rows of its ids. Where rows are as short as
 # this, that costs each id as much as stepping so many rows one after the other.
 SHORT_ROW, ROWS_PER_ID = 16, 8
@@ -32,11 +33,12 @@ _SETTLED_IDS = 4096
 
 def is_dense(weight: Tensor, ids: float) -> bool:
     """Say whether a table with so many ids a lookup trains fastest with a dense gradient."""
-    rows, elements = weight.shape
-    if rows <= max(ids, SMALL_TABLE):
+    rows, dim = weight.shape
+    if rows <= max(ids, SMALL_TABLE) or rows * dim <= SMALL_ELEMENTS:
         return True
     ours = table_of(weight).optimizer
-    return elements <= SHORT_ROW and rows <= ROWS_PER_ID * ids and ours is not None and ours.moves_idle_rows(weight)
+    short = dim <= SHORT_ROW and rows <= ROWS_PER_ID * ids
+    return (short or rows * dim <= 2 * SMALL_ELEMENTS) and ours is not None and ours.moves_idle_rows(weight)
 
 
 # ---- Which optimizers take sparse gradients exactly ------------------------------------------------------------------
@@ -224,13 +226,21 @@ class AutoChoice:
             return "SparseAdam takes sparse gradients only"
         if not self.lookups:
             return "nothing is known of the lookups yet"
-        if weight.shape[0] <= SMALL_TABLE:
-            return f"a table of at most {SMALL_TABLE:,} rows trains fastest with a dense gradient"
+        if weight.shape[0] <= SMALL_TABLE or weight.numel() <= SMALL_ELEMENTS:
+            return (
+                f"a table of at most {SMALL_TABLE:,} rows, or {SMALL_ELEMENTS:,} elements, trains fastest with a dense "
+                "gradient"
+            )
         ids = self.ids / self.lookups
         if not is_dense(weight, ids):
             return "the table has more rows than a lookup has ids"
         if weight.shape[0] <= ids:
             return "the table has no more rows than a lookup has ids"
+        if weight.numel() <= 2 * SMALL_ELEMENTS:
+            return (
+                f"the table has no more than {2 * SMALL_ELEMENTS:,} elements, and {optimizer} moves all rows at every "
+                "step"
+            )
         return (
             f"the table has no more than {ROWS_PER_ID} rows for each id of a lookup, of at most {SHORT_ROW} elements, "
             f"and {optimizer} moves all rows at every step"

@@ -299,7 +299,9 @@ class Collection(HasGradMode):
         if self._grad_mode != "auto":
             kind = self._grad_mode or "dense"
             self._check_shards(kind)
-            return [kind if kind != "fused" or _can_be_fused(weight) else "dense" for weight in weights]
+            if kind != "fused" or all(map(_can_be_fused, weights)):
+                return [kind] * len(weights)
+            return [kind if _can_be_fused(weight) else "dense" for weight in weights]
         its = self._tables
         autos = [table.auto for table in (its if tables is None else [its[k] for k in tables])]
         counts: list[int | None] = [None] * len(weights)
@@ -371,7 +373,7 @@ def _new_table(config: Any, device: torch.device | str | None) -> CollectionTabl
 
 def _can_be_fused(weight: Tensor) -> bool:
     """Say whether backward can update a table: not a frozen one, nor a computed one, which has no optimizer."""
-    return weight.requires_grad and is_parameter(weight)
+    return is_parameter(weight) and weight.requires_grad
 
 
 def _ids_of_keys(ids: Ids) -> list[int]:

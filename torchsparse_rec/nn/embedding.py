@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
-from ._lookup import bad_id, check_ids, look_up, renormalise
+from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, renormalise
 from .grad_mode import GradModeMixin, forward_untraced
 from .plan import Ids
 
@@ -114,6 +114,9 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``; see the class."""
+        weight = self._bare_table()
+        if weight is not None and type(input) is Tensor and input.dtype in ID_DTYPES:
+            return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
         check_ids("Embedding", input)
         if input.is_nested:
             rows = self(input.values())
@@ -143,7 +146,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
         ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
         rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
-        return rows.reshape(*input.shape, weight.shape[1])
+        return rows.view(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:
         """Return torch's text, with the gradient mode unless it is None."""

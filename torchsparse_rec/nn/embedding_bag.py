@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import cast
 
 import torch
@@ -10,10 +11,12 @@ from torch.nn import Parameter
 
 from .._reduction import POOLING
 from .._torch import as_stored
+from ..ops.embedding import look_up_bare, padding_number, with_last_offset
 from ..tables.stale import StaleParameter
-from ._lookup import bad_id, check_ids, pool, renormalise
+from ._lookup import ID_DTYPES, bad_id, check_ids, pool, renormalise
 from .embedding import check_padding_idx
 from .grad_mode import GradModeMixin, forward_untraced
+from .gradients import coalesced_mark
 from .plan import Ids
 
 __all__ = ["EmbeddingBag"]
@@ -125,66 +128,70 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``; see the class."""
+        weight = self._bare_table()
+        if weight is not None and per_sample_weights is None and type(input) is type(offsets) is Tensor:
+            if input.dim() == offsets.dim() == 1 and input.dtype in ID_DTYPES:
+                return self._look_up_bare(weight, input, offsets)
         check_ids("EmbeddingBag", input)
         _check_shapes(input, offsets, per_sample_weights)
-        ids, ends, weights = self._bags(input, offsets, per_sample_weights)
+        bags = self._bags(input, offsets, per_sample_weights)
         weight = self._stored_weight()
         if torch.compiler.is_compiling():
-            if self._is_untraceable(weight, ids.shape[0]):
+            if self._is_untraceable(weight, bags[0].shape[0]):
                 return forward_untraced(self, input, offsets, per_sample_weights)
             with as_stored():
-                return self._look_up(weight, ids, ends, weights)
+                return self._look_up(weight, *bags)
         try:
             if type(weight) is StaleParameter:
                 with as_stored():
-                    return self._look_up(weight, ids, ends, weights)
-            return self._look_up(weight, ids, ends, weights)
+                    return self._look_up(weight, *bags)
+            return self._look_up(weight, *bags)
         except IndexError:
             error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, self._num_rows())
             if error is None:
                 raise
             raise error from None
 
-    def _look_up(self, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
+    def _look_up_bare(self, weight: Parameter, ids: Tensor, offsets: Tensor) -> Tensor:
+        sparse = self._gives_coo()
+        mark = coalesced_mark(weight) if sparse else None
+        rest = (POOLING[self.mode], padding_number(self.padding_idx), self.scale_grad_by_freq, sparse)
+        try:
+            return look_up_bare(mark, weight, ids, offsets, None, *rest, self.include_last_offset)  # type: ignore[no-any-return]
+        except IndexError:
+            raise (bad_id("EmbeddingBag", ids, weight.shape[0]) or sys.exc_info()[1]) from None  # type: ignore[misc]
+
+    def _look_up(
+        self, weight: Parameter, ids: Tensor, offsets: Tensor, weights: Tensor | None, include_last: bool
+    ) -> Tensor:
         kind = self._gradient_kind(weight, ids.shape[0])
         if self.max_norm is not None:
             if not torch.compiler.is_compiling():
                 self._flush()
             renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
-        return self._pooled(kind, weight, ids, ends, weights)
-
-    def _pooled(self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
         if self._is_plain(weight, kind):
-            options = (self.mode, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
-            return pool(weight, ids, ends, weights, *options)
-        bags = ends.shape[0] - 1
-        rows = self._look_up_otherwise(
-            kind, weight, POOLING[self.mode], self.padding_idx, Ids(ids, ends, weights, (bags,), True)
-        )
-        return rows
+            options = (self.mode, self.padding_idx, self.scale_grad_by_freq, kind == "sparse", include_last)
+            return pool(weight, ids, offsets, weights, *options)
+        ends = with_last_offset(offsets, ids.shape[0], include_last)
+        its = Ids(ids, ends, weights, (ends.shape[0] - 1,), True)
+        return self._look_up_otherwise(kind, weight, POOLING[self.mode], self.padding_idx, its)
 
     def _bags(
         self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the ids in one row, the starts of their bags with the end of the last one, and their weights."""
+    ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """Return the ids in one row, where their bags start, their weights, and whether the end is among the starts."""
+        if offsets is not None:
+            return input, offsets, per_sample_weights, self.include_last_offset
         if input.is_nested:
             weights = None if per_sample_weights is None else per_sample_weights.values()
-            return input.values(), input.offsets(), weights  # type: ignore[attr-defined]
-        if offsets is None:
-            bags, length = input.shape
-            if length == 0:
-                offsets = input.new_zeros(bags + 1)
-            else:
-                offsets = torch.arange(0, bags * length + 1, length, device=input.device)
-            return (
-                input.reshape(-1),
-                offsets,
-                None if per_sample_weights is None else per_sample_weights.reshape(-1),
-            )
-        count = input.shape[0]
-        if not self.include_last_offset:
-            return input, torch.cat([offsets, offsets.new_full((1,), count)]), per_sample_weights
-        return input, offsets, per_sample_weights
+            return input.values(), input.offsets(), weights, True  # type: ignore[attr-defined]
+        bags, length = input.shape
+        if length == 0:
+            offsets = input.new_zeros(bags + 1)
+        else:
+            offsets = torch.arange(0, bags * length + 1, length, device=input.device)
+        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        return input.reshape(-1), offsets, weights, True
 
     def extra_repr(self) -> str:
         """Return torch's text, with the gradient mode unless it is None."""

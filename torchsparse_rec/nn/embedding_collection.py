@@ -99,7 +99,7 @@ class EmbeddingBagCollection(Collection):
         bags = x.stride_per_key()
         places = self._places(x)
         names, widths = self._names, self._widths
-        if all(bags[place] == bags[places[0]] for place in places):
+        if bags.count(bags[places[0]]) == len(bags) or all(bags[place] == bags[places[0]] for place in places):
             values = self._look_up(places, self._ids(x, bags, True), self._lengths(x))
             if values.shape[1] != self._width:
                 raise RuntimeError(

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored, is_in_fsdp
+from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
 from ..tables.table import table_of
@@ -26,6 +27,8 @@ from .plan import NO_LOOKUPS, Ids, Plan
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
 GRAD_MODES = (None, "sparse", "dense", "fused", "auto")
+# Those in which a lookup's gradient has a layout that depends on nothing else.
+_SIMPLE = (None, "sparse", "dense")
 
 # Key of the estimate in a module's metadata within a state_dict; the state_dict's own keys stay torch's.
 _METADATA_KEY = "torchsparse_rec_lookups"
@@ -255,6 +258,24 @@ class GradModeMixin(HasGradMode, TableOwner):
         if torch.compiler.is_compiling():
             return not self._reads_in_graph([weight])
         return not owned_table(weight).is_stale()
+
+    def _bare_table(self) -> Parameter | None:
+        """
+        Return the table if a lookup needs no more than its rows as they are stored, by :func:`look_up_bare`.
+
+        Of a small lookup, most of the time is the Python around the operators: these questions are all that the usual
+        one needs. The others take the complete way, to the same bits.
+        """
+        weight = self._parameters.get("weight")
+        if type(weight) is not Parameter or not is_bare(weight):
+            return None
+        if self._grad_mode not in _SIMPLE or self.max_norm is not None or is_in_fsdp(self):
+            return None
+        return None if owned_table(weight).is_stale() else weight
+
+    def _gives_coo(self) -> bool:
+        """Say whether a lookup in one of the simple modes gives a sparse gradient."""
+        return self._sparse if self._grad_mode is None else self._grad_mode == "sparse"
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """Look up rows in mode ``"fused"``, or of a table that may have stale rows."""

@@ -10,54 +10,93 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import unserializable_hook
 
-from .._torch import as_stored, grad_of, gradient_hooks, mark_coalesced
+from .._torch import as_stored, backward_number, grad_of, gradient_hooks, mark_coalesced
 
 __all__ = ["sparse_to_dense_grads"]
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
-class _KeepCoalesced:
+class CoalescedMark:
     """
-    Two hooks that mark a table's accumulated gradient as coalesced when it is.
+    A hook that marks a table's accumulated gradient as coalesced when it is.
 
     Autograd moves the rows and values of a gradient into ``.grad``, but not the mark that they are unique and sorted;
-    an optimizer would then sort them again. The first hook sees the gradient before, the second after. Where nothing
-    else was in ``.grad``, both have the same number of rows, and the mark still holds. It holds also for the sum of two
-    lookups where torch merges sorted rows (CPU), and is absent where it appends them (CUDA).
+    an optimizer would then sort them again. A lookup's backward says how many rows its gradient has, unique and sorted.
+    If ``.grad`` has as many after the same backward, nothing else was added to it but the same rows, and the mark still
+    holds. The sum of two lookups has more, and so may what other hooks give: then another hook looks at the gradient
+    before it is added. It finds sums marked where torch merges sorted rows (CPU), but not where it appends them (CUDA).
     """
 
+    __slots__ = ("noted", "is_shared", "is_watching")
+
     def __init__(self) -> None:
-        self.rows = -1
+        self.noted: tuple[object, int] = (
+            -1,
+            -1,
+        )  # a backward, and the rows that arrive in it; -1: not unique and sorted
+        self.is_shared = False  # whether gradients of several lookups have arrived in one backward
+        self.is_watching = False
+
+    def arrives(self, grad: Tensor) -> None:
+        """Take note of a COO gradient with unique and sorted rows, in the backward that runs."""
+        backward = backward_number()
+        self.is_shared |= self.noted[0] == backward
+        self.noted = (backward, grad._nnz())
 
     @unserializable_hook  # copies of the tensor go without it, and need no warning
     def before(self, grad: Tensor) -> None:
-        """Remember how many rows an arriving gradient has, or -1 if they are not unique and sorted."""
-        self.rows = grad._nnz() if grad.layout is torch.sparse_coo and grad.is_coalesced() else -1
+        """Take note of all that arrives, in the backward that runs."""
+        is_coalesced = grad.layout is torch.sparse_coo and grad.is_coalesced()
+        self.noted = (backward_number(), grad._nnz() if is_coalesced else -1)
 
-    def after(self, parameter: Tensor) -> None:
-        """Mark the stored gradient as coalesced, if it has as many rows as the one that arrived."""
-        with as_stored():
-            grad = grad_of(parameter)
-        if grad is not None and grad.layout is torch.sparse_coo and grad._nnz() == self.rows:
+    def watch(self, weight: Tensor) -> None:
+        """Look at each gradient of the table before it is added."""
+        if not self.is_watching:
+            self.is_watching = True
+            weight.register_hook(self.before)
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Mark the stored gradient as coalesced, if it has as many rows as those that arrived."""
+        if type(parameter) is Parameter:
+            self._mark(parameter, parameter.grad)
+        else:
+            with as_stored():
+                self._mark(parameter, grad_of(parameter))
+
+    def _mark(self, parameter: Tensor, grad: Tensor | None) -> None:
+        if grad is None or not grad.is_sparse or self.noted != (backward_number(), grad._nnz()):
+            return
+        if self.is_watching or not gradient_hooks(parameter)[0]:
             mark_coalesced(grad)
 
 
-def keep_coalesced(weight: Tensor) -> None:
+def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
     """
-    Give a table the hooks of :class:`_KeepCoalesced`, once.
+    Give a table its :class:`CoalescedMark`, once, and return it for a lookup to tell it what arrives.
 
-    The hooks live on the tensor alone: modules that share it share them, and a copy (deepcopy, pickle, ``.to()``)
-    starts without any and gets its own at its next lookup.
+    The hook lives on the tensor alone: modules that share it share it, and a copy (deepcopy, pickle, ``.to()``) starts
+    without any and gets its own at its next lookup. None for a table that is computed, and so has no ``.grad``.
     """
     if not weight.is_leaf:
-        return
-    _, hooks = gradient_hooks(weight)
-    if any(isinstance(getattr(hook, "__self__", None), _KeepCoalesced) for hook in hooks.values()):
-        return
-    keep = _KeepCoalesced()
-    weight.register_hook(keep.before)
-    weight.register_post_accumulate_grad_hook(keep.after)
+        return None
+    before, after = gradient_hooks(weight)
+    for mark in after.values():
+        if type(mark) is CoalescedMark:
+            break
+    else:
+        mark = CoalescedMark()
+        weight.register_post_accumulate_grad_hook(mark)
+    if before or mark.is_shared:
+        mark.watch(weight)
+    return mark
+
+
+def keep_coalesced(weight: Tensor) -> None:
+    """Have a table's gradient marked as coalesced when it is, where its lookups do not tell what arrives."""
+    mark = coalesced_mark(weight)
+    if mark is not None:
+        mark.watch(weight)
 
 
 def has_hooks(weight: Tensor) -> bool:

@@ -218,6 +218,7 @@ class Plan(NamedTuple):
                 group.base,
                 group.maximize,
                 group.rounding_seeds,
+                group.whole,
             )
         # Below autograd an operator does not count a version.
         torch.autograd.graph.increment_version(group.parameters)

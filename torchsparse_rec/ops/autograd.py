@@ -9,11 +9,23 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
-from .._torch import any_requires_grad, below_autograd, is_transformed, is_watched, pytree
+from .._torch import any_requires_grad, below_autograd, is_seen, is_transformed, is_wrapped, pytree
 
 _ops = torch.ops.torchsparse_rec
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _TRANSFORMED: dict[str, Any] = {}
+
+
+def is_bare(weight: Tensor, other: Tensor | None = None) -> bool:
+    """Say whether a call records a gradient of ``weight`` alone, not of ``other``, and nobody but autograd sees it."""
+    return (
+        not is_seen()
+        and torch.is_grad_enabled()
+        and any_requires_grad(weight)
+        and (other is None or not any_requires_grad(other))
+        and not torch.jit.is_tracing()
+        and not is_wrapped(weight)
+    )
 
 
 def not_differentiable(*names: str) -> None:
@@ -54,7 +66,7 @@ def differentiable(
     )
 
     def shortest(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or is_transformed() or is_watched():
+        if is_seen():
             return call(name, *arguments)
         if torch.is_grad_enabled() and any_requires_grad(*arguments):
             return eager.apply(*arguments)

@@ -6,20 +6,25 @@ Contract and order of summation: csrc/embedding.h. Kernels: csrc/cpu/embedding.c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .. import _reduction
-from .autograd import differentiable, no_second_derivative, only_once
+from .._torch import bare_apply, below_autograd, is_seen
+from .autograd import differentiable, is_bare, no_second_derivative, only_once, register
 
 __all__ = ["embedding", "embedding_bag"]
 
 _NO_PADDING = -1
+_ops = torch.ops.torchsparse_rec
+_ROWS, _BAGS = _ops.embedding.default, _ops.embedding_bag.default
+_DENSE, _COO = _ops.embedding_dense_backward.default, _ops.embedding_coo_backward.default
 
 
-def _padding(padding_idx: int | None) -> int:
+def padding_number(padding_idx: int | None) -> int:
+    """Return ``padding_idx`` as operators take it: -1 for None."""
     if padding_idx is None:
         return _NO_PADDING
     if padding_idx < 0:
@@ -63,7 +68,7 @@ def embedding(
         tensor([[2.0000, 2.5000],
                 [0.0000, 0.5000]])
     """
-    return _embedding(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
+    return lookup_rows(weight, indices, padding_number(padding_idx), scale_grad_by_freq, sparse)
 
 
 def embedding_bag(
@@ -116,17 +121,56 @@ def embedding_bag(
     """
     if mode not in _reduction.POOLING:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _reduction.POOLING))}, got {mode!r}")
-    output, _ = embedding_bag_operator(
-        weight,
-        indices,
-        offsets,
-        per_sample_weights,
-        _reduction.POOLING[mode],
-        _padding(padding_idx),
-        scale_grad_by_freq,
-        sparse,
-    )
-    return output
+    rest = (_reduction.POOLING[mode], padding_number(padding_idx), scale_grad_by_freq, sparse)
+    return lookup_bags(weight, indices, offsets, per_sample_weights, *rest)
+
+
+class Mark(Protocol):
+    """A table's record of sparse gradients on their way to it: what has unique and sorted rows can stay marked so."""
+
+    def arrives(self, grad: Tensor) -> None:
+        """Take note of a gradient with unique and sorted rows."""
+
+    def watch(self, weight: Tensor) -> None:
+        """Look at what arrives: nobody will tell."""
+
+
+def lookup_rows(
+    weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool, mark: Mark | None = None
+) -> Tensor:
+    """Look up rows as :func:`embedding` does; ``padding_idx`` is -1 for none."""
+    if is_bare(weight):
+        rest = (None, None, _reduction.SUM, padding_idx, scale_grad_by_freq, sparse, True)
+        return look_up_bare(mark, weight, indices, *rest)  # type: ignore[no-any-return]
+    if mark is not None:
+        mark.watch(weight)
+    return _embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)  # type: ignore[no-any-return]
+
+
+def lookup_bags(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    mode: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    include_last_offset: bool = True,
+    mark: Mark | None = None,
+) -> Tensor:
+    """Pool rows as :func:`embedding_bag` does; without ``include_last_offset`` the end of the last bag is left out."""
+    rest = (per_sample_weights, mode, padding_idx, scale_grad_by_freq, sparse, include_last_offset)
+    if is_bare(weight, per_sample_weights):
+        return look_up_bare(mark, weight, indices, offsets, *rest)  # type: ignore[no-any-return]
+    if mark is not None:
+        mark.watch(weight)
+    return embedding_bag_operator(weight, indices, offsets, *rest)[0]  # type: ignore[no-any-return]
+
+
+def with_last_offset(offsets: Tensor, count: int, is_included: bool) -> Tensor:
+    """Return the offsets of bags with the end of the last one, the number of indices, which may be there already."""
+    return offsets if is_included else torch.cat([offsets, offsets.new_full((1,), count)])
 
 
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------
@@ -139,9 +183,17 @@ def _(weight: Tensor, indices: Tensor, *rest: Any) -> Tensor:
 
 @torch.library.register_fake("torchsparse_rec::embedding_bag")
 def _(
-    weight: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None, mode: int, *rest: Any
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    mode: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    include_last_offset: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    shape = (offsets.shape[0] - 1, weight.shape[1])
+    shape = (offsets.shape[0] - include_last_offset, weight.shape[1])
     argmax_shape = shape if mode == _reduction.MAX else (0,)
     return weight.new_empty(shape), indices.new_empty(argmax_shape, dtype=torch.int64)
 
@@ -159,6 +211,15 @@ def _(grad: Tensor, indices: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return grad.new_empty(rows, grad.shape[1]), indices.new_empty(rows, dtype=torch.int64)
 
 
+@torch.library.register_fake("torchsparse_rec::embedding_coo_backward")
+def _(
+    grad: Tensor, indices: Tensor, offsets: Tensor | None, weights: Any, argmax: Any, num_embeddings: int, *rest: Any
+) -> Tensor:
+    rows = torch.library.get_ctx().new_dynamic_size()
+    values = grad.new_empty(rows, grad.shape[1])
+    return _coo(values, indices.new_empty(rows, dtype=torch.int64), num_embeddings)
+
+
 @torch.library.register_fake("torchsparse_rec::embedding_weights_backward")
 def _(grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor, *rest: Any) -> Tensor:
     return per_sample_weights.new_empty(per_sample_weights.shape)
@@ -173,8 +234,12 @@ def _weight_grad(sparse: bool, grad: Tensor, *arguments) -> Tensor:
     if not sparse:
         return _dense_backward(grad, *arguments)
     values, rows = _sparse_backward(grad, *arguments)
+    return _coo(values, rows, num_embeddings)
+
+
+def _coo(values: Tensor, rows: Tensor, num_embeddings: int) -> Tensor:
     return torch.sparse_coo_tensor(
-        rows.unsqueeze(0), values, (num_embeddings, grad.shape[1]), is_coalesced=True, check_invariants=False
+        rows.unsqueeze(0), values, (num_embeddings, values.shape[1]), is_coalesced=True, check_invariants=False
     )
 
 
@@ -197,12 +262,14 @@ def _embedding_backward(ctx, grad):
         _reduction.SUM,
         ctx.padding_idx,
         ctx.scale_grad_by_freq,
+        True,
     )
     return result, None, None, None, None
 
 
 def _embedding_bag_setup_context(ctx, inputs, output) -> None:
-    weight, indices, offsets, per_sample_weights, ctx.mode, ctx.padding_idx, ctx.scale_grad_by_freq, ctx.sparse = inputs
+    weight, indices, offsets, per_sample_weights, ctx.mode, ctx.padding_idx, *rest = inputs
+    ctx.scale_grad_by_freq, ctx.sparse, ctx.include_last_offset = rest
     pooled, argmax = output
     ctx.mark_non_differentiable(argmax)
     ctx.set_materialize_grads(False)
@@ -233,12 +300,59 @@ def _embedding_bag_backward(ctx, grad, _grad_argmax):
             ctx.mode,
             ctx.padding_idx,
             ctx.scale_grad_by_freq,
+            ctx.include_last_offset,
         )
     if grad is not None and ctx.needs_input_grad[3]:
+        offsets = with_last_offset(offsets, indices.shape[0], ctx.include_last_offset)
         weights_grad = _weights_backward(
             grad, weight, indices, offsets, per_sample_weights, pooled, ctx.mode, ctx.padding_idx
         )
-    return weight_grad, None, None, weights_grad, None, None, None, None
+    return weight_grad, None, None, weights_grad, None, None, None, None, None
+
+
+# ---- Autograd: the short way ----------------------------------------------------------------------------------------
+
+
+class _EagerLookup(torch.autograd.Function):
+    """
+    A lookup of which only the table has a gradient: of a small one, most of the time is the Python around operators.
+
+    It does what ``embedding_bag_operator`` and ``_embedding`` do, bit for bit. Second derivatives take their way.
+    """
+
+    @staticmethod
+    def forward(ctx, mark, weight, indices, offsets, weights, mode, padding_idx, scaled, sparse, include_last):
+        """Look up rows, or pool them where there are offsets."""
+        with below_autograd():
+            if offsets is None:
+                output, argmax = _ROWS(weight, indices, padding_idx, scaled, sparse), None
+            else:
+                bags = (offsets, weights, mode, padding_idx, scaled, sparse, include_last)
+                output, argmax = _BAGS(weight, indices, *bags)
+                ctx.set_materialize_grads(False)
+        ctx.save_for_backward(indices, offsets, weights, argmax if mode == _reduction.MAX else None)
+        ctx.mark, ctx.sparse, ctx.rest = mark, sparse, (weight.shape[0], mode, padding_idx, scaled, include_last)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Return the table's gradient."""
+        if grad is None:
+            return (None,) * 10
+        indices, *bags = ctx.saved_tensors
+        if indices.dim() != 1:
+            grad = grad.reshape(indices.numel(), grad.shape[-1])  # -1 would not do where there are no columns
+            indices = indices.reshape(-1)
+        if torch.is_grad_enabled() or is_seen():
+            return None, _weight_grad(ctx.sparse, grad, indices, *bags, *ctx.rest), *(None,) * 8
+        with below_autograd():
+            result = (_COO if ctx.sparse else _DENSE)(grad, indices, *bags, *ctx.rest)
+        if ctx.mark is not None:
+            ctx.mark.arrives(result)
+        return None, result, *(None,) * 8
+
+
+look_up_bare = bare_apply(_EagerLookup)
 
 
 # ---- Autograd: the gradients of gradients ---------------------------------------------------------------------------
@@ -256,13 +370,15 @@ def _transposed(ctx, table: Tensor, indices: Tensor, padding_idx: int) -> Tensor
         table = table / counts.to(table.dtype).unsqueeze(1)
     offsets = ctx.saved_tensors[1]
     if offsets is not None:
-        return embedding_bag_operator(table, indices, offsets, None, ctx.mode, padding_idx, False, False)[0]
+        rest = (None, ctx.mode, padding_idx, False, False, ctx.include_last_offset)
+        return embedding_bag_operator(table, indices, offsets, *rest)[0]
     picked = _embedding(table, indices, padding_idx, False, False)
     return picked.masked_fill((indices == padding_idx).unsqueeze(1), 0.0)
 
 
 def _backward_setup_context(ctx, inputs, output) -> None:
-    _, indices, offsets, per_sample_weights, argmax, _, ctx.mode, ctx.padding_idx, ctx.scale_grad_by_freq = inputs
+    _, indices, offsets, per_sample_weights, argmax, _, ctx.mode, ctx.padding_idx, *rest = inputs
+    ctx.scale_grad_by_freq, ctx.include_last_offset = rest
     ctx.is_linear = per_sample_weights is None and argmax is None
     rows = output[1] if isinstance(output, tuple) else None
     if rows is not None:
@@ -274,7 +390,7 @@ def _dense_backward_backward(ctx, table):
     if not ctx.is_linear:
         raise no_second_derivative("embedding_dense_backward")
     indices = ctx.saved_tensors[0]
-    return _transposed(ctx, table, indices, ctx.padding_idx), *(None,) * 8
+    return _transposed(ctx, table, indices, ctx.padding_idx), *(None,) * 9
 
 
 def _sparse_backward_backward(ctx, values_grad, _rows_grad):
@@ -285,7 +401,7 @@ def _sparse_backward_backward(ctx, values_grad, _rows_grad):
     padding = rows.shape[0]
     positions = torch.searchsorted(rows, indices).masked_fill(indices == ctx.padding_idx, padding)
     table = torch.cat([values_grad, values_grad.new_zeros(1, values_grad.shape[1])])
-    return _transposed(ctx, table, positions, padding), *(None,) * 8
+    return _transposed(ctx, table, positions, padding), *(None,) * 9
 
 
 _embedding = differentiable("embedding", _embedding_backward, _embedding_setup_context)
@@ -293,3 +409,4 @@ embedding_bag_operator = differentiable("embedding_bag", _embedding_bag_backward
 _dense_backward = differentiable("embedding_dense_backward", _dense_backward_backward, _backward_setup_context)
 _sparse_backward = differentiable("embedding_sparse_backward", _sparse_backward_backward, _backward_setup_context)
 _weights_backward = differentiable("embedding_weights_backward", *only_once("embedding_weights_backward"))
+register("embedding_coo_backward", *only_once("embedding_coo_backward"))

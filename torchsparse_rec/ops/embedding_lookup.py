@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import _reduction
 from . import _embedding_shards
-from .embedding import embedding, embedding_bag_operator
+from .embedding import embedding, lookup_bags
 from .segment import segment_sum
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
@@ -310,8 +310,7 @@ def _pool(
     if nan_weights and weights is not None and bool(weights.isnan().any()):
         return _pool_with_nan(_rows(shards, indices, padding, max_norm, sparse), offsets, weights, mode)
     if len(shards) == 1 and max_norm is None:
-        bags = (indices, offsets, weights, mode, padding)
-        return embedding_bag_operator(shards[0], *bags, False, sparse)[0]
+        return lookup_bags(shards[0], indices, offsets, weights, mode, padding, False, sparse)
     return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
 
 

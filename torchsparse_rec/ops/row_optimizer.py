@@ -130,6 +130,7 @@ def row_optimizer_update_(
     grad_scale: Tensor | None = None,
     maximize: bool = False,
     rounding_seeds: Sequence[int] = (),
+    whole: Sequence[int] = (),
 ) -> None:
     """
     Do an optimizer's step on the rows of some tables that have gradients, in place, after flushing these rows.
@@ -159,6 +160,9 @@ def row_optimizer_update_(
         maximize: whether to ascend.
         rounding_seeds: for float16 and bfloat16 weights, one per table: round to a neighbour at random, so that the
             mean is right. Default: to the nearest.
+        whole: with ``last_steps``, one number per table: one of at most ``whole[k]`` times as many rows as ``rows[k]``
+            names is stepped whole, its other rows with gradient zero: they come to the same, to rounding, and are not
+            stale. Default: none is. On CUDA none ever is.
 
     Raises:
         IndexError: a row outside ``[0, V)``; then nothing has been written.
@@ -202,6 +206,7 @@ def row_optimizer_update_(
         base,
         maximize,
         rounding_seeds,
+        whole,
     )
     tell_autograd((*weights, *states, *last_steps))
 

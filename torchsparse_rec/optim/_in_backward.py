@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._torch import as_stored, grad_of
 from ..ops.row_optimizer import OPTIMIZER_RULES
-from ..tables.table import SECOND_BACKWARD, forget_collected
+from ..tables.table import SECOND_BACKWARD, any_grad, forget_collected
 from ._checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class InBackward(Checkpoints):
             now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
             if now != (done.rule, done.hyperparameters, done.maximize):
                 raise already_written(f"{type(self).__name__}: a hyperparameter has changed before step()")
-            if any(grad_of(parameter) is not None for parameter in done.parameters):
+            if any_grad(done.parameters):
                 raise already_written(
                     f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied weights, "
                     "a penalty on weight)"

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._torch import as_stored, fused_adam, fused_adamw, grad_of
+from ..tables.stale import can_be_stale
+from ..tables.table import are_same
 from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means
 from .row_optimizer import RowOptimizer, Rule
 
 __all__ = ["Adam", "AdamW", "PartialRowWiseAdam"]
 
 
+class _AtOnce:
+    """
+    Parameters that one call of torch's kernel steps, and their states, in lists that are kept from step to step.
+
+    Each ``state["step"]`` becomes a view of one tensor: one addition counts for all of them.
+    """
+
+    def __init__(self, parameters: list[Tensor], state: Mapping[Tensor, Any], names: tuple[str, ...]) -> None:
+        self._parameters, self._names = parameters, ("step", *names)
+        all_states = [state[parameter] for parameter in parameters]
+        self.count = torch.stack([its["step"] for its in all_states])
+        for its, step in zip(all_states, self.count, strict=True):
+            its["step"] = step
+        self._kept = self._of(state)
+        self.steps, *self.states = self._kept
+
+    def _of(self, state: Mapping[Tensor, Any]) -> list[list[Tensor]]:
+        all_states = [state[parameter] for parameter in self._parameters]
+        return [[its.get(name) for its in all_states] for name in self._names]
+
+    def is_of(self, parameters: list[Tensor], state: Mapping[Tensor, Any], names: tuple[str, ...]) -> bool:
+        """Say whether these are the same parameters with the same tensors as their states."""
+        return (
+            self._names[1:] == names
+            and are_same(self._parameters, parameters)
+            and all(map(are_same, self._kept, self._of(state)))
+        )
+
+
 class _Adam(RowOptimizer):
     """The base of Adam and AdamW."""
+
+    # What the last steps took together, by the number of the group.
+    _at_once: dict[int, _AtOnce] = {}
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
@@ -29,7 +65,10 @@ class _Adam(RowOptimizer):
 
     def _dense_step(self) -> None:
         """Step as torch does, with ``eps / sqrt(1 - beta2^t)`` for ``eps`` where it is added as in TensorFlow."""
-        together = self.param_groups
+        all_groups = self.param_groups
+        together = [group for k, group in enumerate(all_groups) if not self._step_at_once(k, group)]
+        if not together:
+            return
         split: list[dict[str, Any]] = []
         for group in together:
             if not group.get("tensorflow_eps", False):
@@ -45,13 +84,74 @@ class _Adam(RowOptimizer):
         try:
             super()._dense_step()
         finally:
-            self.param_groups = together
+            self.param_groups = all_groups
+
+    @torch.no_grad()
+    def _step_at_once(self, number: int, group: dict[str, Any]) -> bool:
+        """
+        Step a group of parameters by torch's kernel, as torch does, without what torch asks of each of them each time.
+
+        Returns:
+            False if torch must do it: the kernel is not asked for, the parameters are on a GPU or not all of one dtype,
+            this is their first step, or a scale is to be divided out.
+        """
+        kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
+        if not group["fused"] or group["differentiable"] or group["capturable"] or kernel is None:
+            return False
+        if getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None:
+            return False
+        parameters, state = group["params"], self._stored_state
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+        known = self._at_once.get(number)
+        if known is None or not known.is_of(parameters, state, names):
+            if not _can_be_at_once(parameters, state, names):
+                return False
+            known = _AtOnce(parameters, state, names)
+            self._at_once = {**self._at_once, number: known}
+        eps, (beta1, beta2) = float(group["eps"]), map(float, group["betas"])
+        if group.get("tensorflow_eps", False):
+            steps = set(known.count.tolist())
+            if len(steps) > 1:
+                return False
+            eps /= (1 - beta2 ** (steps.pop() + 1)) ** 0.5
+        with as_stored():
+            known.count += 1
+            kernel(
+                parameters,
+                [grad_of(parameter) for parameter in parameters],
+                *known.states[:2],
+                known.states[2] if group["amsgrad"] else [],
+                known.steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=eps,
+                amsgrad=group["amsgrad"],
+                maximize=group["maximize"],
+            )
+        return True
 
     def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         # amsgrad may be turned on later: the maximum then starts from the average so far.
         if name == "max_exp_avg_sq" and "exp_avg_sq" in state:
             return state["exp_avg_sq"].clone()
         return super()._new_state(parameter, name, dtype, state)
+
+
+def _can_be_at_once(parameters: list[Tensor], state: Mapping[Tensor, Any], names: tuple[str, ...]) -> bool:
+    """Say whether one call of torch's kernel can step the parameters: none is of a class that may see each call."""
+    first = parameters[0].dtype
+    return first.is_floating_point and all(
+        can_be_stale(parameter)
+        and parameter.dtype == first
+        and parameter.is_cpu
+        and (its := state.get(parameter))
+        and all(its.get(name) is not None and its[name].is_cpu for name in ("step", *names))
+        and its["step"].dim() == 0
+        and its["step"].dtype == torch.float32
+        for parameter in parameters
+    )
 
 
 class Adam(_Adam, torch.optim.Adam):

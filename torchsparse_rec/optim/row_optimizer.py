@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, grad_of, is_made_by_zero, step_without_hooks
+from .._torch import as_stored, grad_of, is_made_by_zero, is_step_seen, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
@@ -42,6 +43,26 @@ class Rule(NamedTuple):
     regular: bool = True
 
 
+# A table with at most so many times the rows that have a gradient is stepped whole: so many rows cost less in one walk
+# than few that are caught up with when they are read, and again when they are stepped. Of a table with fewer rows than
+# these a step names either all rows or too few.
+WHOLE, LEAST_WHOLE_ROWS = 5, 512
+
+
+def _most_whole(table: Table) -> int:
+    """
+    Return up to how many times its rows with a gradient a table is stepped whole, if at all.
+
+    Half-precision rows would be rounded at each step, tables that grow have rows without a key, and the ranks that have
+    parts of a table's rows would each come to their own answer.
+    """
+    weight, part = table.parameter, table.part
+    wide = accumulator_dtype(weight.dtype) == weight.dtype
+    splits_rows = part is not None and part.splits_rows
+    may = weight.shape[0] >= LEAST_WHOLE_ROWS and wide and table.growing is None and not splits_rows
+    return WHOLE if may else 0
+
+
 class _Lists:
     """The tensors of a clock's tables, in the lists that the operators take."""
 
@@ -52,6 +73,7 @@ class _Lists:
         self.states = [state for rows in all_rows for state in rows.states]
         self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
         self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
+        self.whole = [_most_whole(table) for table in tables] if self.last_steps else []
 
     def weights(self) -> list[Tensor]:
         """Return the tables' weights, each as ``[V, D]``."""
@@ -65,6 +87,7 @@ class _Together:
         self, parameters: list[Tensor], state: dict[Tensor, Any], tables: list[tuple[Clock, list[Table]]]
     ) -> None:
         self._parameters, self.tables = parameters, tables
+        self.kinds: dict[int, tuple[tuple[Rule, bool], ClockKind]] = {}  # by clock, what its last step was taken for
         self._changes = changes()
         self._states = list(state.values())
         self._places = [parameter.dtype for parameter in parameters], [parameter.device for parameter in parameters]
@@ -104,8 +127,8 @@ class RowOptimizer(InBackward):
     _warned: frozenset[str] = frozenset()
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
-    # The parameters of the last step.
-    _together: _Together | None = None
+    # Parameters that were stepped together, by the id of the first of them.
+    _together: dict[int, _Together] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -182,6 +205,19 @@ class RowOptimizer(InBackward):
         return any(p is parameter for group in self.param_groups for p in group["params"])
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Put hooks and profilers around a step, as torch does to each class, at no cost where there are none."""
+        seen = torch.optim.Optimizer.profile_hook_step(func)
+
+        @wraps(func)
+        def step(self: RowOptimizer, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or is_step_seen(self):
+                return seen(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
+
+        return step
 
     @torch.compiler.disable
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -278,10 +314,11 @@ class RowOptimizer(InBackward):
         parameters = list(parameters)
         for growing in growing_among(parameters):
             growing.steps()
-        if self._together is None or not self._together.is_of(parameters, self._stored_state):
-            self._together = self._gather(parameters)
+        together = self._together.get(id(parameters[0]))
+        if together is None or not together.is_of(parameters, self._stored_state):
+            together = self._gather(parameters)
+            self._together = {**self._together, id(parameters[0]): together}
         groups = {id(group): group for group in self.param_groups}
-        together = self._together
         if in_backward:
             self._check_first_backward(clock for clock, _ in together.tables)
         begun = [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
@@ -324,7 +361,11 @@ class RowOptimizer(InBackward):
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
-        kind, hyperparameters = self._kind(group, clock.owned)
+        rule = self._rule(group)
+        asked, hyperparameters = (rule, group["lazy"]), rule.hyperparameters
+        last = together.kinds.get(number)
+        kind = last[1] if last is not None and last[0] == asked else self._kind(group, rule, clock.owned)
+        together.kinds[number] = asked, kind
         clock.random_rounding = group["stochastic_rounding"]
         if kind != clock.kind:
             self._start(clock, tables, kind, hyperparameters)
@@ -342,6 +383,7 @@ class RowOptimizer(InBackward):
             base=clock.base,
             maximize=group.get("maximize", False),
             rounding_seeds=clock.rounding_seeds(tables),
+            whole=lists.whole,
             all_rows=kind.others == ALL_ROWS,
             clock=clock,
         )
@@ -374,9 +416,8 @@ class RowOptimizer(InBackward):
         shape = parameter.shape[:1] if name in self._per_row else parameter.shape
         return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
 
-    def _kind(self, group: dict[str, Any], owned: bool) -> tuple[ClockKind, list[float]]:
-        """Return how the group's next step treats its tables, and the step's hyperparameters."""
-        rule = self._rule(group)
+    def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:
+        """Return how the group's next step, by this rule, treats its tables."""
         number = OPTIMIZER_RULES[rule.name]
         others, motion = ITS_ROWS, "none"
         if not group["lazy"]:
@@ -402,7 +443,7 @@ class RowOptimizer(InBackward):
                 others = ALL_ROWS
         moves_weights = others == LATER and motion == "weight"
         eps = group.get("eps"), group.get("tensorflow_eps")
-        return ClockKind(number, rule.states, others, moves_weights, eps), rule.hyperparameters
+        return ClockKind(number, rule.states, others, moves_weights, eps)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored
-from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
+from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
 from .table import accumulator_dtype, growing_among, note_change, writing
 
@@ -22,6 +22,8 @@ __all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "ClockKind
 # Steps after which all rows are flushed and the history begins anew: 8 MB.
 HISTORY_STEPS = 2**16
 _FIRST_STEPS = 64
+
+_ops = torch.ops.torchsparse_rec
 
 # What a step does to rows without gradient: nothing, moves them later, or moves them at once.
 ITS_ROWS = "nothing"
@@ -58,7 +60,7 @@ class Clock:
         self.hyperparameters: list[float] = []
         self.moves_weights = False
         self.history: Tensor | None = None
-        self.steps = torch.empty(0)  # [tables]: what state["step"] of each is a view of
+        self.steps: Tensor | None = None  # [tables]: what state["step"] of each is a view of, if states have one
         self._tables: list[weakref.ref[Table]] = []
         # Held while rows are written, by a step or by the first reader. Tables that grow have a lock of their own too.
         self.lock = threading.RLock()
@@ -108,12 +110,10 @@ class Clock:
 
     def _share_steps(self) -> None:
         # Each table's state["step"] is a view of self.steps: one write a step counts for all of them.
-        tables = self.tables()
-        self.steps = torch.full((len(tables),), float(self.step), dtype=torch.float32)
-        for table, step in zip(tables, self.steps, strict=True):
-            assert table.rows is not None
-            if "step" in table.rows.state:
-                table.rows.state["step"] = step
+        all_rows = [rows for table in self.tables() if (rows := table.rows) is not None and "step" in rows.state]
+        self.steps = torch.full((len(all_rows),), float(self.step), dtype=torch.float32) if all_rows else None
+        for rows, step in zip(all_rows, () if self.steps is None else self.steps, strict=True):
+            rows.state["step"] = step
 
     def split(self, tables: list[Table]) -> Clock:
         """Move tables that step without the others to a new clock, with the same history; return that clock."""
@@ -191,12 +191,12 @@ class Clock:
     def advance(self, hyperparameters: list[float], step: int) -> None:
         """End a step: add to the history what the step does to rows without gradient."""
         if self.history is not None:
-            row_optimizer_advance_(
-                self.history, rule=self.rule, hyperparameters=hyperparameters, step=step, base=self.base
-            )
+            # The operator itself: no graph can have saved the history.
+            _ops.row_optimizer_advance_.default(self.history, self.rule, hyperparameters, step, self.base)
         self.hyperparameters = hyperparameters
         self.step = step
-        self.steps.fill_(step)
+        if self.steps is not None:
+            self.steps.fill_(step)
 
     def rounding_seeds(self, tables: list[Table]) -> list[int]:
         """Return a seed for each table whose half-precision weights are rounded at random; no seeds otherwise."""

@@ -31,6 +31,8 @@ class StepGroup(NamedTuple):
     base: int
     maximize: bool
     rounding_seeds: list[int]
+    whole: list[int]
+    """Of each table: it is stepped whole if it has at most so many times the rows that have a gradient."""
     all_rows: bool
     """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
     clock: Clock
@@ -116,6 +118,7 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
             base=group.base,
             maximize=group.maximize,
             rounding_seeds=[group.rounding_seeds[k] for k in members] if group.rounding_seeds else [],
+            whole=[group.whole[k] for k in members] if group.whole else [],
         )
         if all_rows:
             for k in members:

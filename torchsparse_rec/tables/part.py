@@ -72,6 +72,8 @@ class Part(NamedTuple):
     """Says which of some keys, ``[N]``, this rank has, ``[N]`` bool; None: the table does not grow."""
     look_up: Callable[[Sequence[Any], Any, Any, Any], list[Tensor]] | None = None
     """Does what ``nn.lookup_sparse`` is asked for, where this is among the tables; None: nothing does."""
+    splits_rows: bool = True
+    """Whether a rank may have some of the rows and not others."""
 
 
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__module__

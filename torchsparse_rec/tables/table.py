@@ -10,11 +10,13 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from .._torch import grad_of
 
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
@@ -28,11 +30,13 @@ __all__ = [
     "SECOND_BACKWARD",
     "Table",
     "announce",
+    "any_grad",
     "are_same",
     "changes",
     "forget_collected",
     "Growing",
     "growing_among",
+    "is_any_collecting",
     "is_growing_stale",
     "note_change",
     "split_part",
@@ -58,6 +62,11 @@ _collecting: weakref.WeakSet[Table] = weakref.WeakSet()
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
 _changes = 0
+
+_NONE = {None}
+
+# Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
+_some_grow = False
 
 
 def announce(optimizer: RowOptimizer) -> None:
@@ -134,14 +143,14 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "collected", "growing", "part", "_optimizer", "_rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "collected", "_growing", "part", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
         self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.collected: Collected | None = None
-        self.growing: weakref.ref[Growing] | None = None
+        self._growing: weakref.ref[Growing] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
         self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
@@ -175,6 +184,18 @@ class Table:
     def optimizer_reference(self) -> weakref.ref[RowOptimizer] | None:
         """A weak reference to :attr:`optimizer`."""
         return self._optimizer
+
+    @property
+    def growing(self) -> weakref.ref[Growing] | None:
+        """What is told of the table's steps, if it grows."""
+        return self._growing
+
+    @growing.setter
+    def growing(self, growing: weakref.ref[Growing]) -> None:
+        global _some_grow
+        _some_grow = True
+        self._growing = growing
+        note_change()
 
     @property
     def rows(self) -> Rows | None:
@@ -263,6 +284,8 @@ def _nothing() -> None:
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     """Return the tables that grow among those of the parameters, in the order of locking."""
+    if not _some_grow:
+        return []
     tables = [_tables.get(id(parameter)) for parameter in parameters]
     references = [table.growing for table in tables if table is not None and table.growing is not None]
     found = [growing for reference in references if (growing := reference()) is not None]
@@ -275,15 +298,16 @@ def is_growing_stale(growing: Growing) -> bool:
     return any(table.is_stale() for table in tables)
 
 
-@contextmanager
-def writing(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Lock the tables of these parameters that grow, so that nobody reads them while rows are written."""
+def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
+    """Return a context in which the tables of these parameters that grow are locked: nobody reads what is written."""
     found = growing_among(parameters)
-    if not found:
-        yield
-        return
+    return _locked(found) if found else nullcontext()
+
+
+@contextmanager
+def _locked(tables: list[Growing]) -> Iterator[None]:
     with ExitStack() as stack:
-        for growing in found:
+        for growing in tables:
             stack.enter_context(growing.writing())
         yield
 
@@ -312,6 +336,16 @@ def forget_collected(parameters: Iterable[Tensor]) -> None:
         for table in [_tables.get(id(parameter)) for parameter in parameters]:
             if table is not None:
                 table.take_collected()
+
+
+def is_any_collecting() -> bool:
+    """Say whether a backward has brought gradients to any table that wait for its end."""
+    return bool(_collecting)
+
+
+def any_grad(parameters: Iterable[Tensor]) -> bool:
+    """Say whether one of the parameters has a gradient. Call it under ``as_stored``."""
+    return not _NONE.issuperset(map(grad_of, parameters))
 
 
 def are_same(a: Collection[object], b: Collection[object]) -> bool:

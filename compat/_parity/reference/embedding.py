@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,10 @@ def entries(
     return Entries(places, indices[places], bags[kept], divisors, weights[kept] / divisors)
 
 
+def all_offsets(offsets: np.ndarray | None, indices: np.ndarray, include_last_offset: bool) -> np.ndarray | None:
+    return offsets if offsets is None or include_last_offset else np.append(offsets, len(indices))
+
+
 @on_tensors
 def embedding(
     weight: np.ndarray, indices: np.ndarray, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
@@ -58,7 +62,9 @@ def embedding_bag(
     padding_idx: int,
     scale_grad_by_freq: bool,
     sparse: bool,
+    include_last_offset: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
+    offsets = offsets if include_last_offset else np.append(offsets, len(indices))
     places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
     size = len(offsets) - 1
     if mode != MAX:
@@ -83,7 +89,9 @@ def embedding_dense_backward(
     mode: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
+    include_last_offset: bool = True,
 ) -> np.ndarray:
+    offsets = all_offsets(offsets, indices, include_last_offset)
     places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
     received = factors[:, None] * grad[bags]
     if mode == MAX and argmax is not None:
@@ -106,12 +114,21 @@ def embedding_sparse_backward(
     mode: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
+    include_last_offset: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
+    offsets = all_offsets(offsets, indices, include_last_offset)
     rows = np.unique(indices[indices != padding_idx]).astype(np.int64)
     dense = embedding_dense_backward(
         grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx, scale_grad_by_freq
     )
     return dense[rows], rows
+
+
+@on_tensors
+def embedding_coo_backward(grad: np.ndarray, indices: np.ndarray, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices and the values of the COO tensor."""
+    values, rows = embedding_sparse_backward(grad, indices, *rest)
+    return rows[None], values
 
 
 @on_tensors
@@ -139,5 +156,6 @@ FUNCTIONS = (
     embedding_bag,
     embedding_dense_backward,
     embedding_sparse_backward,
+    embedding_coo_backward,
     embedding_weights_backward,
 )

@@ -285,13 +285,17 @@ def row_optimizer_update_(
     base: int,
     maximize: bool,
     rounding_seeds: list[int],
+    whole: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
     tables = _Tables(rule, h, weights, states, last_steps)
     scale = (-1.0 if maximize else 1.0) * (1.0 if grad_scale is None else float(grad_scale.flatten()[0]))
     for k, weight in enumerate(weights):
-        mine = rows[k].tolist() if rows else range(weight.shape[0])
+        mine, its_values = rows[k].tolist() if rows else range(weight.shape[0]), values[k].double()
+        if whole and rows and mine and weight.shape[0] <= whole[k] * len(mine):
+            its_values = torch.zeros_like(weight, dtype=torch.float64).index_copy_(0, rows[k], its_values)
+            mine = range(weight.shape[0])
         for u, index in enumerate(mine):
-            row, g = tables.row(k, index), scale * values[k][u].double()
+            row, g = tables.row(k, index), scale * its_values[u]
             if last_steps:
                 assert history is not None
                 row = _caught_up(rule, h, row, int(last_steps[k][index]), history, step - 1 - base)
