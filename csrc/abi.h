@@ -150,8 +150,8 @@ inline bool contiguous_strides(const std::vector<int64_t>& sizes, std::vector<in
   return true;
 }
 
-// A large tensor on the CPU in memory that is kept when it is gone, if there is some. It cannot be made larger in place,
-// as no tensor can whose memory is not torch's own. dtype: as torch numbers it.
+// A large tensor on the CPU, in memory that is kept when it is gone; nothing where there is none. It cannot be made
+// larger in place, as no tensor can whose memory is not torch's own. dtype: as torch numbers it.
 inline std::optional<Tensor> new_kept(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                                       int32_t dtype) {
   int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));

@@ -67,7 +67,7 @@ class KeptMemory {
     return *kept;
   }
 
-  // At least so many bytes, from a line of the cache on; of another size than is kept, or where there are none: nothing.
+  // At least so many bytes, at a page's beginning; nothing where such sizes are not kept, or the system has no more.
   Block borrow(int64_t bytes) {
     if (bytes < kLeastKeptBytes || bytes > most_) return {};
     const int64_t size = rounded(bytes);

@@ -65,7 +65,7 @@ void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T
         const int64_t most = update_rows(meaning.dim, sizeof(A));
         for (int64_t first = 0; first < count; first += most) {
           const int64_t n = std::min(most, count - first);
-          if (meaning.dim * static_cast<int64_t>(sizeof(T)) >= kLeastFetched) {
+          if (!all && meaning.dim * static_cast<int64_t>(sizeof(T)) >= kLeastFetched) {
             stepper.fetch(my.rows.data() + first, n);
           }
           pool_items(meaning, scratch, first, n, slice.end - slice.begin, my.values.data(), /*stream=*/false);
