@@ -31,10 +31,8 @@ class CoalescedMark:
     __slots__ = ("noted", "is_shared", "is_watching")
 
     def __init__(self) -> None:
-        self.noted: tuple[object, int] = (
-            -1,
-            -1,
-        )  # a backward, and the rows that arrive in it; -1: not unique and sorted
+        # A backward, and the rows that arrive in it; -1: they are not unique and sorted.
+        self.noted: tuple[object, int] = -1, -1
         self.is_shared = False  # whether gradients of several lookups have arrived in one backward
         self.is_watching = False
 
