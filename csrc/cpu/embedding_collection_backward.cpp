@@ -55,12 +55,11 @@ template <class T, class Groups, class F>
 void write_gradients(const Groups& groups, bool dense, const F& output_of) {
   std::vector<GradientOutput<T, int64_t>> outputs;
   for (const auto& table : groups.tables()) outputs.push_back(output_of(table));
-  groups.for_each_slice(
-      [dense](const auto&) { return dense; }, [](int64_t) {},
-      [&](int64_t, const auto& table, const auto& meaning, const Slice& slice, auto& scratch) {
-        const auto& to = outputs[static_cast<size_t>(&table - groups.tables().data())];
-        if (to.count > 0) write_slice(groups.groups(table).items(), slice, meaning, to, scratch);
-      });
+  groups.for_each_slice([dense](const auto&) { return dense; }, [](int64_t) {},
+                        [&](int64_t, const auto& table, const auto& meaning, const Slice& slice, auto& scratch) {
+                          const auto& to = outputs[static_cast<size_t>(&table - groups.tables().data())];
+                          if (to.count > 0) write_slice(groups.groups(table).items(), slice, meaning, to, scratch);
+                        });
 }
 
 }  // namespace
