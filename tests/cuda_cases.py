@@ -65,6 +65,7 @@ WIDE_CASES = [
         "embedding_bag",
         "embedding_dense_backward",
         "embedding_sparse_backward",
+        "embedding_coo_backward",
         "embedding_weights_backward",
     )
 ]

@@ -60,8 +60,9 @@ def _changed(sample: Sample, place: int, value: object) -> Sample:
 
 def with_arguments(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str, int, Sample]]:
     """Yield argument name, number and the sample with that number for an integer argument or an element of a list."""
-    for place, argument in enumerate(operator(sample.operator)._schema.arguments):
-        value = sample.arguments[place]
+    # A sample may leave out arguments that have defaults.
+    named = zip(operator(sample.operator)._schema.arguments, sample.arguments, strict=False)
+    for place, (argument, value) in enumerate(named):
         for x in numbers:
             if _is_integer(value) or (value is None and "int" in str(argument.type).lower()):
                 yield argument.name, x, _changed(sample, place, x)
@@ -72,8 +73,9 @@ def with_arguments(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str
 
 def with_elements(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str, int, Sample]]:
     """Yield the sample with one element of an int64 tensor replaced: the first, one within, the last."""
-    for place, argument in enumerate(operator(sample.operator)._schema.arguments):
-        value = sample.arguments[place]
+    # A sample may leave out arguments that have defaults.
+    named = zip(operator(sample.operator)._schema.arguments, sample.arguments, strict=False)
+    for place, (argument, value) in enumerate(named):
         for k, tensor in enumerate(tensors_of(value)):
             if tensor.dtype != torch.int64 or tensor.numel() == 0:
                 continue

@@ -49,7 +49,7 @@ def _bytes(x: Tensor) -> int:
 def _places(sample: Sample) -> Iterator[tuple[int, int]]:
     """Yield argument and position in it of every tensor with elements, except tables that are not wanted."""
     arguments = operator(sample.operator)._schema.arguments
-    wanted = {x.name: value for x, value in zip(arguments, sample.arguments, strict=True)}.get("wanted")
+    wanted = {x.name: value for x, value in zip(arguments, sample.arguments, strict=False)}.get("wanted")
     for i, value in enumerate(sample.arguments):
         for k, x in enumerate(tensors_of(value)):
             taken = wanted[k] if arguments[i].name == "weights" and wanted is not None else True

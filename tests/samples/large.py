@@ -149,9 +149,10 @@ def _large_samples() -> list[Build]:
         for operator in ("", "_grad", "_grad_out", "_grad_v2", "_grad_v2_out"):
             name = f"sparse_segment_reduce{operator}"
             builds.append(Build(f"{name}-{size}-{reduction}", partial(_segment, name, size, reduction)))
-        for name in ("embedding", "embedding_dense_backward", "embedding_sparse_backward"):
+        backwards = "embedding_dense_backward", "embedding_sparse_backward", "embedding_coo_backward"
+        for name in ("embedding", *backwards):
             builds.append(Build(f"{name}-{size}-per_id", partial(_per_id, name, size)))
-        for name in ("embedding_bag", "embedding_dense_backward", "embedding_sparse_backward"):
+        for name in ("embedding_bag", *backwards):
             mode, weighted = ((MEAN, True), (MAX, False), (SQRTN, False))[n % 3]
             builds.append(Build(f"{name}-{size}-{mode}", partial(_bag, name, size, mode, weighted)))
         rule, hyperparameters = ((1, [0.125, 0.5]), (5, [0.125, 0.0]), (11, [0.125, 0.25, 0.25]))[n % 3]
