@@ -15,7 +15,7 @@ import pytest
 import torch
 from distributed.cases import TABLES, Case, Table, Trained, draw, train_alone, train_rank
 
-from torchsparse_rec.optim.row_optimizer import LEAST_WHOLE_ROWS, WHOLE
+from torchsparse_rec.optim._together import LEAST_WHOLE_ROWS, WHOLE
 
 # ---- Comparisons -----------------------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/optim/row_optimizer.py",
+        "torchsparse_rec/optim/_together.py",
         "stale",
         "            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])\n",
         "",

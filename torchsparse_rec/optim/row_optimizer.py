@@ -20,8 +20,6 @@ from ..tables.table import (
     Rows,
     Table,
     accumulator_dtype,
-    are_same,
-    changes,
     flat,
     growing_among,
     table_if_any,
@@ -29,6 +27,7 @@ from ..tables.table import (
     writing,
 )
 from ._in_backward import InBackward
+from ._together import Together
 
 __all__ = ["Rule", "RowOptimizer"]
 
@@ -41,73 +40,6 @@ class Rule(NamedTuple):
     states: tuple[str, ...]
     # False if the history cannot hold this step's effect on rows without gradient: with lr * weight_decay of 1 or more.
     regular: bool = True
-
-
-# A table with at most so many times the rows that have a gradient is stepped whole: so many rows cost less in one walk
-# than few that are caught up with when they are read, and again when they are stepped. Of a table with fewer rows than
-# these a step names either all rows or too few.
-WHOLE, LEAST_WHOLE_ROWS = 5, 512
-
-
-def _most_whole(table: Table) -> int:
-    """
-    Return up to how many times its rows with a gradient a table is stepped whole, if at all.
-
-    Half-precision rows would be rounded at each step, tables that grow have rows without a key, and the ranks that have
-    parts of a table's rows would each come to their own answer.
-    """
-    weight, part = table.parameter, table.part
-    wide = accumulator_dtype(weight.dtype) == weight.dtype
-    splits_rows = part is not None and part.splits_rows
-    may = weight.shape[0] >= LEAST_WHOLE_ROWS and wide and table.growing is None and not splits_rows
-    return WHOLE if may else 0
-
-
-class _Lists:
-    """The tensors of a clock's tables, in the lists that the operators take."""
-
-    def __init__(self, tables: list[Table]) -> None:
-        all_rows = [table.rows for table in tables if table.rows is not None]
-        self.changes = changes()
-        self.parameters = [table.parameter for table in tables]
-        self.states = [state for rows in all_rows for state in rows.states]
-        self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
-        self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
-        self.whole = [_most_whole(table) for table in tables] if self.last_steps else []
-
-    def weights(self) -> list[Tensor]:
-        """Return the tables' weights, each as ``[V, D]``."""
-        return self.parameters if self._as_they_are else [flat(parameter) for parameter in self.parameters]
-
-
-class _Together:
-    """Parameters that were stepped together, by clock; the next step uses the same lists if :meth:`is_of` says so."""
-
-    def __init__(
-        self, parameters: list[Tensor], state: dict[Tensor, Any], tables: list[tuple[Clock, list[Table]]]
-    ) -> None:
-        self._parameters, self.tables = parameters, tables
-        self.kinds: dict[int, tuple[tuple[Rule, bool], ClockKind]] = {}  # by clock, what its last step was taken for
-        self._changes = changes()
-        self._states = list(state.values())
-        self._places = [parameter.dtype for parameter in parameters], [parameter.device for parameter in parameters]
-        self._lists: dict[int, _Lists] = {}
-
-    def is_of(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
-        """Say whether these are the same parameters, and neither they nor their states have been replaced or moved."""
-        return (
-            self._changes == changes()
-            and are_same(self._parameters, parameters)
-            and are_same(self._states, state.values())
-            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])
-        )
-
-    def lists(self, number: int) -> _Lists:
-        """Return the lists of tensors of ``tables[number]``, made anew if a table has changed."""
-        known = self._lists.get(number)
-        if known is None or known.changes != changes():
-            known = self._lists[number] = _Lists(self.tables[number][1])
-        return known
 
 
 class RowOptimizer(InBackward):
@@ -128,7 +60,7 @@ class RowOptimizer(InBackward):
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
     # Parameters that were stepped together, by the id of the first of them.
-    _together: dict[int, _Together] = {}
+    _together: dict[int, Together] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -326,7 +258,7 @@ class RowOptimizer(InBackward):
             self._stepped = [*self._stepped, *begun]
         return begun
 
-    def _gather(self, parameters: list[Tensor]) -> _Together:
+    def _gather(self, parameters: list[Tensor]) -> Together:
         by_clock: dict[Clock, list[Table]] = {}
         new: dict[tuple, Clock] = {}
         for parameter in parameters:
@@ -339,7 +271,7 @@ class RowOptimizer(InBackward):
             ):
                 rows = self._adopt(table, parameter, new)
             by_clock.setdefault(rows.clock, []).append(table)
-        return _Together(parameters, self._stored_state, list(by_clock.items()))
+        return Together(parameters, self._stored_state, list(by_clock.items()))
 
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
         """Take over a table with its state, and put it on a clock together with other new tables like it."""
@@ -357,7 +289,7 @@ class RowOptimizer(InBackward):
         clock.add(table)
         return rows
 
-    def _begin(self, together: _Together, number: int, group: dict[str, Any]) -> StepGroup:
+    def _begin(self, together: Together, number: int, group: dict[str, Any]) -> StepGroup:
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
