@@ -90,9 +90,7 @@ def is_watched() -> bool:
 
 def is_seen() -> bool:
     """Say whether a compiler, a transform or a mode sees the operators that are called, besides autograd."""
-    if torch.compiler.is_compiling() or _transforms() is not None or _modes() > 0:
-        return True
-    return getattr(forward_ad, "_current_level", -1) >= 0
+    return torch.compiler.is_compiling() or is_transformed() or is_watched()
 
 
 # Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True

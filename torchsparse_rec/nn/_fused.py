@@ -138,7 +138,7 @@ class FusedLookups:
             awaited = _outstanding.remove(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
-            elif not awaited and not is_any_collecting():
+            elif not awaited and not is_any_collecting():  # the usual case, without asking each table
                 alone = wanted
             else:
                 both = zip(wanted, tables.tables, strict=True)
