@@ -22,7 +22,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import any_hooks, as_stored, at_end_of_backward, current_backward, is_in_ddp, is_reached, node_of
+from .._torch import (
+    any_hooks,
+    as_stored,
+    at_end_of_backward,
+    bare_apply,
+    current_backward,
+    is_in_ddp,
+    is_reached,
+    is_seen,
+    is_wrapped,
+    node_of,
+)
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
@@ -69,8 +80,8 @@ class FusedLookups:
     def __call__(self, ids: Ids, training: bool) -> Tensor:
         """Return the result of a lookup."""
         if torch.is_grad_enabled():
-            rest = (ids.bags, ids.side_by_side, self, training)
-            return _Fused.apply(self.leaf, *ids[:3], *rest)  # type: ignore[no-any-return]
+            apply = _Fused.apply if is_seen() or is_wrapped(ids.indices) else _bare
+            return apply(self.leaf, *ids, self, training)  # type: ignore[no-any-return]
         return read(self.plan, self.tables(), ids)[0]
 
     def tables(self) -> TableSet:
@@ -257,20 +268,16 @@ _IN_DDP = (
 # ---- Eager calls -----------------------------------------------------------------------------------------------------
 
 
-class _Token:
-    """An object that lives as long as the backward of its lookup can come."""
-
-
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, training):
-        tables, token = owner.tables(), _Token()
+        tables = owner.tables()
         if training:
             owner.check(tables)
         output, argmax = read(owner.plan, tables, Ids(indices, offsets, per_sample_weights, bags, side_by_side))
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
-        ctx.bags, ctx.side_by_side, ctx.owner, ctx.token = bags, side_by_side, owner, token
-        ctx.number = owner.expect(tables, weakref.ref(token))
+        # The context lives as long as the backward can come.
+        ctx.call = owner, bags, side_by_side, owner.expect(tables, weakref.ref(ctx))
         ctx.versions = versions(tables.weights) if weighs else None
         ctx.save_for_backward(indices, offsets, per_sample_weights, output if weighs else None, argmax)
         return output
@@ -279,15 +286,18 @@ class _Fused(torch.autograd.Function):
     def backward(ctx, grad):
         """Update the tables, and return the gradient of ``per_sample_weights``, which has no derivative."""
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
-        ids = Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
-        owner, weights_grad = ctx.owner, None
+        owner, bags, side_by_side, number = ctx.call
+        ids, weights_grad = Ids(indices, offsets, per_sample_weights, bags, side_by_side), None
         with torch.no_grad():
             tables = owner.tables()
             if ctx.needs_input_grad[3]:
                 check_unchanged(tables.weights, ctx.versions)
                 weights_grad = weights_gradient(owner.plan, tables, ids, grad, output)
             if owner.is_wanted():
-                owner.finish(ctx.number, tables, grad, ids, argmax)
+                owner.finish(number, tables, grad, ids, argmax)
         if weights_grad is not None:
             weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, owner.leaf)
         return None, None, None, weights_grad, None, None, None, None
+
+
+_bare = bare_apply(_Fused)

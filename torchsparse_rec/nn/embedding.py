@@ -144,9 +144,11 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
         if self._is_plain(weight, kind):
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
-        ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
+        # Of a small lookup a view that changes nothing is a tenth, in the forward and again in the backward.
+        count = input.numel()
+        ids = Ids(input if input.dim() == 1 else input.reshape(-1), None, None, (count,), True)
         rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
-        return rows.view(*input.shape, weight.shape[1])
+        return rows if input.dim() == 1 else rows.view(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:
         """Return torch's text, with the gradient mode unless it is None."""
