@@ -96,7 +96,8 @@ def random_collection(
         [random.floats(v, d, dtype=dtype) for v, d in zip(rows, dims, strict=True)],
         torch.cat([*parts, torch.empty(0, dtype=index)]),
         None if most is None else torch.tensor(starts, dtype=offset),
-        random.weights(starts[-1], dtype) if weighted else None,
+        # None below zero: the sum of a row's entries could be zero in some order, and some rules leave zeros alone.
+        random.weights(starts[-1], dtype).abs() if weighted else None,
         list(tables),
         list(keys),
         list(modes),

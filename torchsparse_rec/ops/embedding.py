@@ -193,7 +193,8 @@ def _(
     sparse: bool,
     include_last_offset: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    shape = (offsets.shape[0] - include_last_offset, weight.shape[1])
+    # An int, as torch 2.11 cannot take True from a size that is a symbol.
+    shape = (offsets.shape[0] - int(include_last_offset), weight.shape[1])
     argmax_shape = shape if mode == _reduction.MAX else (0,)
     return weight.new_empty(shape), indices.new_empty(argmax_shape, dtype=torch.int64)
 
