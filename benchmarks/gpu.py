@@ -33,8 +33,8 @@ STOPPING_SECONDS = 15
 # First comes the test of every operator's results, which takes seconds, then the tests of what only a GPU can show.
 _CUDA = ("synchronisation", "streams", "graphs", "errors", "large")
 FIRST_TESTS = ["ops/test_operators.py::test_equals_reference", *(f"cuda/test_{name}.py" for name in _CUDA)]
-# The folders of tests that come before the others, the one that comes after them, as each of its tests starts ranks that
-# share the GPU, and the tests that come last.
+# The folders of tests that come before the others; the one that comes after them, as each of its tests starts ranks,
+# which share the GPU; and the tests that come last.
 FIRST_ROOMS = ["cuda", "ops", "compat"]
 LAST_ROOM = "distributed"
 LAST_TESTS = ["test_layout_of_inputs_does_not_matter", "test_expanded_inputs", "test_gradients_of_gradients"]
@@ -118,8 +118,8 @@ def tests_stage(name: str, share: float, given: argparse.Namespace, tests: list[
     command = [sys.executable, str(TESTS / "in_time.py"), "--workers", str(min(WORKERS, os.cpu_count() or 1))]
     command += ["--log", str(log), "--last", ",".join(LAST_TESTS)]
     command += ["-m", "cuda" if given.device == "cuda" else "not full"]
-    command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-q", "--tb=short", "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors", "-o", "faulthandler_timeout=0"]
+    command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-q", "--tb=short"]
+    command += ["-p", "no:cacheprovider", "--continue-on-collection-errors", "-o", "faulthandler_timeout=0"]
 
     def until(limit: float) -> list[str]:
         return [*command, "--until", str(time.time() + limit - STOPPING_SECONDS), *tests, *given.pytest]

@@ -176,8 +176,8 @@ def _ids(rows: Any) -> dict[str, Tensor]:
 
 def has_holes(x: SparseTensor) -> bool:
     """Say whether the values of some row have gaps between them, which only a sparse tensor can express."""
-    rows, places = x.indices.unbind(1)
-    return not torch.equal(places, torch.arange(len(rows)) - torch.searchsorted(rows.contiguous(), rows.contiguous()))
+    rows, places = (column.contiguous() for column in x.indices.unbind(1))
+    return not torch.equal(places, torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows))
 
 
 def offsets_of(x: SparseTensor) -> Tensor:

@@ -29,6 +29,8 @@ def run_ours(case: Case, device: str = "cpu") -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            # Of torch 2.11, of itself.
+            warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
             values = dict(flattened(call(mapped(case.arguments, lambda x: x.to(device)))))
             for label, further in operator.gradient_calls.items() if case.gradients else ():
                 values |= _our_gradients(case, call, label, further, device)

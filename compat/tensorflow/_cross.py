@@ -100,7 +100,7 @@ def _sparse_column(column: SparseTensor, rows: int, device: torch.device | None)
     before = torch.cat([entries.new_zeros(1), entries[:-1]])[: entries.shape[0]]
     backwards = (entries < before).nonzero()
     reached = entries[: int(backwards[0])] if len(backwards) else entries
-    offsets = torch.searchsorted(reached, torch.arange(rows + 1, device=device))
+    offsets = torch.searchsorted(reached, torch.arange(rows + 1, device=entries.device))
     return JaggedColumn(column.values, offsets, True)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...ops.unique import SIGNED
 from ._arguments import as_strings, as_tensor
 
 
@@ -24,6 +25,8 @@ def as_values(argument: str, value: Any) -> Tensor | np.ndarray:
 def take(values: Tensor | np.ndarray, positions: Tensor) -> Tensor | np.ndarray:
     """Return ``values[positions]``, for tensors and for strings in a numpy array."""
     if isinstance(values, Tensor):
+        if values.dtype in SIGNED:  # torch indexes them on the CPU alone
+            return values.view(SIGNED[values.dtype])[positions].view(values.dtype)
         return values[positions]
     return values[positions.cpu().numpy()]
 

@@ -110,13 +110,13 @@ def _unique_slices(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     return take_slices(x, dim, firsts), inverse, counts
 
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def take_slices(x: Tensor, dim: int, positions: Tensor) -> Tensor:
     """Return ``x.index_select(dim, positions)``, of unsigned dtypes too: torch selects from signed ones only."""
-    if x.dtype in _SIGNED:
-        return x.view(_SIGNED[x.dtype]).index_select(dim, positions).view(x.dtype)
+    if x.dtype in SIGNED:
+        return x.view(SIGNED[x.dtype]).index_select(dim, positions).view(x.dtype)
     return x.index_select(dim, positions)
 
 
