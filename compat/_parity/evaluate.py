@@ -29,8 +29,8 @@ def run_ours(case: Case, device: str = "cpu") -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # Of torch 2.11, of itself.
-            warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
+            # Before 2.13 torch may warn so, once in a process, of calls that do say whether to check.
+            warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)
             values = dict(flattened(call(mapped(case.arguments, lambda x: x.to(device)))))
             for label, further in operator.gradient_calls.items() if case.gradients else ():
                 values |= _our_gradients(case, call, label, further, device)

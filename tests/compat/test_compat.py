@@ -151,8 +151,7 @@ def test_sparse_gradient_of_a_leaf_is_coalesced_exactly_when_its_rows_are_unique
     assert data.grad.indices().tolist() == [[1, 4]]
     assert data.grad.values().tolist() == [[0.5, 0.5], [1.5, 1.5]]
     tf.sparse.segment_sum(data, [1], [0], sparse_gradient=True).sum().backward()
-    rows = data.grad._indices()[0].tolist()  # torch adds up both gradients on CPU, and puts them together on CUDA
-    assert data.grad.is_coalesced() == (len(set(rows)) == len(rows))
+    assert data.grad.is_coalesced() == (device != "cuda")  # where torch puts one gradient behind the other
     assert data.grad.to_dense()[:, 0].tolist() == [0.0, 1.5, 0.0, 0.0, 1.5, 0.0]
     torch.nn.functional.embedding(torch.tensor([4, 0, 4], device=device), data, sparse=True).sum().backward()
     assert not data.grad.is_coalesced()

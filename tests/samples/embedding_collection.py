@@ -96,8 +96,7 @@ def random_collection(
         [random.floats(v, d, dtype=dtype) for v, d in zip(rows, dims, strict=True)],
         torch.cat([*parts, torch.empty(0, dtype=index)]),
         None if most is None else torch.tensor(starts, dtype=offset),
-        # None below zero: the sum of a row's entries could be zero in some order, and some rules leave zeros alone.
-        random.weights(starts[-1], dtype).abs() if weighted else None,
+        random.weights(starts[-1], dtype) if weighted else None,
         list(tables),
         list(keys),
         list(modes),
@@ -224,6 +223,9 @@ def weights_backward_samples(operator: str) -> Iterator[Sample]:
 def update_samples(operator: str) -> Iterator[Sample]:
     for word, rules in (("caught_up", IDLE_RULES), ("plain", OTHER_RULES | IDLE_RULES)):
         for name, rule, h, x, seed in _with_rules(rules):
+            if x.per_sample_weights is not None:
+                # None below zero: a row's entries could add up to zero but for a rounding, and some rules leave zeros alone.
+                x = replace(x, per_sample_weights=x.per_sample_weights.abs())
             stepped = [k for k, want in enumerate(x.wanted) if want]
             states, last_steps, history = _optimizer(x, stepped, rule, h, seed, with_history=word == "caught_up")
             wide = torch.float64 if x.grad.dtype == torch.float64 else torch.float32
