@@ -224,7 +224,7 @@ def update_samples(operator: str) -> Iterator[Sample]:
     for word, rules in (("caught_up", IDLE_RULES), ("plain", OTHER_RULES | IDLE_RULES)):
         for name, rule, h, x, seed in _with_rules(rules):
             if x.per_sample_weights is not None:
-                # None below zero: a row's entries could add up to zero but for a rounding, and some rules leave zeros alone.
+                # None below zero: entries could add up to zero but for a rounding, and some rules leave zeros alone.
                 x = replace(x, per_sample_weights=x.per_sample_weights.abs())
             stepped = [k for k, want in enumerate(x.wanted) if want]
             states, last_steps, history = _optimizer(x, stepped, rule, h, seed, with_history=word == "caught_up")
