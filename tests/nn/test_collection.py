@@ -298,8 +298,8 @@ def test_copies_train_on_by_themselves(grad_mode: str) -> None:
             assert torch.equal(value, before[name])
 
 
-@pytest.mark.parametrize(("in_backward", "choice"), [(False, "sparse"), (True, "fused")])
-def test_auto_chooses_table_by_table_and_says_why(in_backward: bool, choice: str) -> None:
+@pytest.mark.parametrize(("in_backward", "choice", "of_small"), [(False, "sparse", "dense"), (True, "fused", "fused")])
+def test_auto_chooses_table_by_table_and_says_why(in_backward: bool, choice: str, of_small: str) -> None:
     tables = [config("small", 10, 4, ["f"]), config("large", 200_000, 16, ["g"])]
     collection = nn.EmbeddingBagCollection(tables, grad_mode="auto")
     optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=in_backward)
@@ -307,13 +307,42 @@ def test_auto_chooses_table_by_table_and_says_why(in_backward: bool, choice: str
     collection(x).values().sum().backward()
     optimizer.step()
     text = collection.explain()
-    assert "small: grad_mode='auto' -> dense" in text
+    assert f"small: grad_mode='auto' -> {of_small}" in text
     assert f"large: grad_mode='auto' -> {choice}" in text
     assert "more rows than a lookup has ids" in text
+    assert ("one lookup of both costs less than two" in text) == in_backward
     state = collection.state_dict()
     other = nn.EmbeddingBagCollection(tables, grad_mode="auto")
     other.load_state_dict(state)
     assert "mean of 1" in other.explain()
+
+
+@pytest.mark.filterwarnings("ignore:Adam. weight_decay=0.1 goes through the second moment")
+@pytest.mark.parametrize("obstacle", ["none", "frozen", "decays", "alone"])
+def test_a_small_table_under_auto_joins_a_large_one_that_backward_updates(obstacle: str) -> None:
+    """All tables end as under dense gradients, and it joins only where its optimizer and its lookups allow it."""
+    names = ["small", "large"] if obstacle != "alone" else ["small"]
+    rows = {"small": 10, "large": 200_000}
+    trained = {}
+    for mode in ("auto", "dense"):
+        torch.manual_seed(0)
+        tables = [config(name, rows[name], 4, [name]) for name in names]
+        collection = nn.EmbeddingBagCollection(tables, grad_mode=mode)
+        of_small = collection.embedding_bags["small"].weight.requires_grad_(obstacle != "frozen")
+        others = [p for p in collection.parameters() if p is not of_small]
+        decay = {"params": [of_small], "weight_decay": 0.1 * (obstacle == "decays")}
+        optimizer = optim.Adam([decay, *([{"params": others}] if others else [])], lr=0.1, in_backward=True)
+        for seed in range(3):
+            ids = torch.randint(10, (6 * len(names),), generator=torch.Generator().manual_seed(seed))
+            x = KeyedJaggedTensor(names, ids, lengths=torch.tensor([2, 1, 3] * len(names)))
+            collection(x).values().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if mode == "auto":
+            assert f"small: grad_mode='auto' -> {'fused' if obstacle == 'none' else 'dense'}" in collection.explain()
+        trained[mode] = collection.state_dict()
+    for name, want in trained["dense"].items():
+        torch.testing.assert_close(trained["auto"][name], want, rtol=1e-5, atol=1e-7)
 
 
 def test_the_collate_function_feeds_a_collection() -> None:

@@ -15,6 +15,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -288,7 +289,7 @@ class _Fused(torch.autograd.Function):
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         owner, bags, side_by_side, number = ctx.call
         ids, weights_grad = Ids(indices, offsets, per_sample_weights, bags, side_by_side), None
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             tables = owner.tables()
             if ctx.needs_input_grad[3]:
                 check_unchanged(tables.weights, ctx.versions)

@@ -8,7 +8,7 @@ All modes give the same parameters after a step, to rounding, so the choice is a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 from ..tables.table import table_of
 from .gradients import has_hooks
 
-__all__ = ["AutoChoice"]
+__all__ = ["AutoChoice", "choose"]
 
 # Training lookups after which the estimate of ids per lookup no longer changes.
 FREEZE_AFTER = 100
@@ -31,10 +31,16 @@ SHORT_ROW, ROWS_PER_ID = 16, 8
 _SETTLED_IDS = 4096
 
 
+def is_small(weight: Tensor) -> bool:
+    """Say whether a table is so small that a dense gradient is fastest, however many ids a lookup has."""
+    rows, dim = weight.shape
+    return rows <= SMALL_TABLE or rows * dim <= SMALL_ELEMENTS
+
+
 def is_dense(weight: Tensor, ids: float) -> bool:
     """Say whether a table with so many ids a lookup trains fastest with a dense gradient."""
     rows, dim = weight.shape
-    if rows <= max(ids, SMALL_TABLE) or rows * dim <= SMALL_ELEMENTS:
+    if rows <= ids or is_small(weight):
         return True
     ours = table_of(weight).optimizer
     short = dim <= SHORT_ROW and rows <= ROWS_PER_ID * ids
@@ -179,24 +185,31 @@ class AutoChoice:
             self.settled = True
         return self.mode
 
-    def choose(self, weight: Tensor) -> str:
-        """Return the layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
-        obstacle = self.obstacle(weight)
+    def wish(self, weight: Tensor) -> str:
+        """Return the layout of the next gradient that is best for the table alone, and may be asked for."""
         if self.settled:
-            if self.mode == "sparse" and obstacle is not None and table_of(weight).optimizer is None:
+            obstacle = self.obstacle(weight) if self.mode == "sparse" else None
+            if obstacle is not None and table_of(weight).optimizer is None:
                 raise RuntimeError(
                     "grad_mode='auto': sparse gradients were settled on, as DistributedDataParallel needs one layout "
                     f"throughout, but {self.optimizer(weight)} does not take them exactly: {obstacle}"
                 )
-        elif obstacle is not None:
-            self.mode = "dense"
-        elif self.optimizer(weight) == "torch.SparseAdam":
-            self.mode = "sparse"
-        elif not self.lookups or is_dense(weight, self.ids / self.lookups):
-            self.mode = "dense"
-        else:
-            self.mode = "fused" if self.may_fuse(weight) else "sparse"
-        return self.mode
+            return self.mode
+        if self.announced is not None and self.optimizer(weight) == "torch.SparseAdam":
+            return "dense" if self.obstacle(weight) is not None else "sparse"
+        # Sizes come first: they cost less than to ask the optimizer, and decide for most tables.
+        if not self.lookups or is_dense(weight, self.ids / self.lookups) or self.obstacle(weight) is not None:
+            return "dense"
+        return "fused" if self.may_fuse(weight) else "sparse"
+
+    def joins(self, weight: Tensor) -> bool:
+        """Say whether backward may update the table although a dense gradient is best for it alone."""
+        may = not self.settled and self.lookups > 0 and self.may_fuse(weight)
+        return may and self.obstacle(weight) is None
+
+    def stays_dense(self, weight: Tensor) -> bool:
+        """Say whether a single table's gradient is dense whatever else changes, and lookups need not be counted."""
+        return self.mode == "dense" and self.frozen and self.announced is None and is_small(weight)
 
     def may_fuse(self, weight: Tensor) -> bool:
         """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""
@@ -226,6 +239,8 @@ class AutoChoice:
             return "SparseAdam takes sparse gradients only"
         if not self.lookups:
             return "nothing is known of the lookups yet"
+        if self.mode == "fused" and is_dense(weight, self.ids / self.lookups):
+            return "backward updates a larger table of the collection, and one lookup of both costs less than two"
         if weight.shape[0] <= SMALL_TABLE or weight.numel() <= SMALL_ELEMENTS:
             return (
                 f"a table of at most {SMALL_TABLE:,} rows, or {SMALL_ELEMENTS:,} elements, trains fastest with a dense "
@@ -245,6 +260,27 @@ class AutoChoice:
             f"the table has no more than {ROWS_PER_ID} rows for each id of a lookup, of at most {SHORT_ROW} elements, "
             f"and {optimizer} moves all rows at every step"
         )
+
+
+def choose(autos: Sequence[AutoChoice], weights: Sequence[Tensor], together: bool = False) -> list[str]:
+    """
+    Choose the layouts of the next gradients of some tables, and return them.
+
+    Args:
+        autos: the tables' states of ``"auto"``.
+        weights: the tables.
+        together: whether all their lookups are of all of them. If backward updates one, it then updates all that it
+            may: gradients of two kinds make two lookups, which cost more than small tables gain by dense gradients.
+    """
+    chosen = [auto.wish(weight) for auto, weight in zip(autos, weights, strict=True)]
+    if together and "fused" in chosen and "dense" in chosen:
+        tables = zip(autos, weights, chosen, strict=True)
+        chosen = ["fused" if wish == "dense" and auto.joins(weight) else wish for auto, weight, wish in tables]
+    for auto, weight, mode in zip(autos, weights, chosen, strict=True):
+        if mode != auto.mode:
+            auto.mode = mode
+            table_of(weight).flush()  # as the setter of grad_mode does: compiled lookups may read rows as stored
+    return chosen
 
 
 def as_bytes(count: int) -> str:

@@ -16,13 +16,13 @@ from .._torch import as_stored
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
-from ..tables.stale import is_parameter
+from ..tables.stale import are_trained
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
 from ._read import look_up_stale, read
-from .auto import AutoChoice
+from .auto import AutoChoice, choose
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
@@ -134,6 +134,7 @@ class Collection(HasGradMode):
             tuple(_padding(config) for config in configs),
         )
         self._max_norms = [getattr(config, "max_norm", None) for config in configs]
+        self._clips = any(self._max_norms)
         self._plans: dict[tuple, Plan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         self._in_order = list(range(len(self._features)))
@@ -255,9 +256,10 @@ class Collection(HasGradMode):
         self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str], tables: Sequence[int] | None = None
     ) -> Tensor:
         tables = range(len(weights)) if tables is None else tables
-        clips = [self._max_norms[table] for table in tables]
-        if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1 and not any(clips):
+        alike = kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1
+        if alike and not self._clips:
             return self._look_up_part(tables, weights, kinds[0], plan, ids)
+        clips = [self._max_norms[table] for table in tables]
         parts: dict[tuple[str, torch.dtype, float | None], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
             parts.setdefault((kind, weight.dtype, clips[k]), []).append(k)
@@ -299,21 +301,26 @@ class Collection(HasGradMode):
         if self._grad_mode != "auto":
             kind = self._grad_mode or "dense"
             self._check_shards(kind)
-            if kind != "fused" or all(map(_can_be_fused, weights)):
+            if kind != "fused" or are_trained(weights):
                 return [kind] * len(weights)
             return [kind if _can_be_fused(weight) else "dense" for weight in weights]
-        its = self._tables
-        autos = [table.auto for table in (its if tables is None else [its[k] for k in tables])]
+        chosen = self._tables if tables is None else [self._tables[k] for k in tables]
         counts: list[int | None] = [None] * len(weights)
-        if not torch.compiler.is_compiling() and not all(auto.frozen for auto in autos):
+        if not torch.compiler.is_compiling() and not all(table.auto.frozen for table in chosen):
             by_key = _ids_of_keys(ids)
-            counts = [0] * len(weights)
             for table, key in zip(plan.tables, plan.keys, strict=True):
-                counts[table] += by_key[key]  # type: ignore[operator]
-        return [
-            self._kind(auto, weight, count) if _can_be_fused(weight) else "dense"
-            for auto, weight, count in zip(autos, weights, counts, strict=True)
-        ]
+                counts[table] = (counts[table] or 0) + by_key[key]
+        asked = range(len(weights))
+        if not are_trained(weights):
+            asked = [k for k in asked if _can_be_fused(weights[k])]  # type: ignore[assignment]
+        autos = [chosen[k].auto for k in asked]
+        # A table that other calls look up without the rest must find the same mode in all of them.
+        together = len(weights) == len(self._configs)
+        kinds = ["dense"] * len(weights)
+        made = self._auto_kinds(autos, [weights[k] for k in asked], [counts[k] for k in asked], together)
+        for k, kind in zip(asked, made, strict=True):
+            kinds[k] = kind
+        return kinds
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """
@@ -342,9 +349,13 @@ class Collection(HasGradMode):
         Returns:
             The tables' explanations, one after the other.
         """
+        autos, weights = [table.auto for table in self._tables], self._stored_weights()
+        if self._grad_mode == "auto":
+            asked = [k for k, weight in enumerate(weights) if _can_be_fused(weight)]
+            choose([autos[k] for k in asked], [weights[k] for k in asked], together=True)
         return "\n".join(
-            self._explain_table(table.auto, table._stored_weight(), config.name, "the default")
-            for config, table in zip(self._configs, self._tables, strict=True)
+            self._explain_table(auto, weight, config.name, "the default")
+            for auto, weight, config in zip(autos, weights, self._configs, strict=True)
         )
 
     def extra_repr(self) -> str:
@@ -373,7 +384,7 @@ def _new_table(config: Any, device: torch.device | str | None) -> CollectionTabl
 
 def _can_be_fused(weight: Tensor) -> bool:
     """Say whether backward can update a table: not a frozen one, nor a computed one, which has no optimizer."""
-    return is_parameter(weight) and weight.requires_grad
+    return are_trained([weight])
 
 
 def _ids_of_keys(ids: Ids) -> list[int]:

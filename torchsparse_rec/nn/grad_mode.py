@@ -20,7 +20,7 @@ from ..tables.table import table_of
 from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
 from ._owner import FusedOwner, TableOwner
 from ._read import look_up_stale, owned_table, read
-from .auto import AutoChoice, as_bytes
+from .auto import AutoChoice, as_bytes, choose
 from .gradients import keep_coalesced
 from .plan import NO_LOOKUPS, Ids, Plan
 
@@ -111,15 +111,17 @@ class HasGradMode(FusedOwner):
             )
         return "dense"
 
-    def _kind(self, auto: AutoChoice, weight: Tensor, ids: int | None) -> str:
-        """Return the layout of the gradient that a lookup of ``ids`` ids (None: unknown) gives a table."""
-        if self._grad_mode != "auto" or not weight.requires_grad:
-            return self._grad_mode or "dense"
+    def _auto_kinds(
+        self, autos: Sequence[AutoChoice], weights: Sequence[Tensor], ids: Sequence[int | None], together: bool = False
+    ) -> list[str]:
+        """Return the layouts of gradients under ``"auto"`` of a lookup of so many ids (None: unknown) in each table."""
         if torch.compiler.is_compiling():
-            return "dense" if auto.mode == "sparse" else auto.mode
-        if self.training and ids is not None:
-            auto.count(ids)
-        return self._choose(auto, weight)
+            return ["dense" if auto.mode == "sparse" else auto.mode for auto in autos]
+        if self.training:
+            for auto, count in zip(autos, ids, strict=True):
+                if count is not None:
+                    auto.count(count)
+        return choose(autos, weights, together)
 
     def _check_shards(self, kind: str) -> None:
         """Raise ``RuntimeError`` if ``kind`` is not ``"dense"`` and ``fully_shard`` holds the table."""
@@ -129,12 +131,6 @@ class HasGradMode(FusedOwner):
                 "processes: choose grad_mode='dense' or 'auto' for the table, or leave it out by ignored_params"
             )
 
-    def _choose(self, auto: AutoChoice, weight: Tensor) -> str:
-        before, chosen = auto.mode, auto.choose(weight)
-        if chosen != before:
-            table_of(weight).flush()  # as the setter of grad_mode does: see _reads_in_graph
-        return chosen
-
     def _explain_table(self, auto: AutoChoice, weight: Tensor, title: str, default: str) -> str:
         size = weight.numel() * weight.element_size()
         table = (
@@ -143,7 +139,7 @@ class HasGradMode(FusedOwner):
         )
         title = f"{title}: grad_mode={self._grad_mode!r} -> "
         if self._grad_mode == "auto":
-            return "\n".join([f"{title}{self._choose(auto, weight)}", table, *auto.explain(weight)])
+            return "\n".join([f"{title}{auto.mode}", table, *auto.explain(weight)])
         why = default if self._grad_mode is None else "as asked"
         kind = "sparse" if self._grad_mode is None and default == "follows sparse=True" else self._grad_mode or "dense"
         return f"{title}{kind} ({why})\n{table}"
@@ -218,7 +214,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             ValueError: the optimizer does not hold ``self.weight``.
         """
         self._auto.announce(optimizer, self._stored_weight())
-        self._choose(self._auto, self._stored_weight())
+        choose([self._auto], [self._stored_weight()])
 
     def _may_be_stale(self) -> bool:
         if self._grad_mode == "auto":
@@ -235,8 +231,10 @@ class GradModeMixin(HasGradMode, TableOwner):
             kind = "sparse" if self._sparse else "dense"
         elif not is_parameter(weight):  # the weight is computed, so it has no optimizer
             return "sparse" if self._grad_mode == "sparse" else "dense"
+        elif self._grad_mode == "auto":
+            kind = self._auto_kinds([self._auto], [weight], [ids])[0]
         else:
-            kind = self._kind(self._auto, weight, ids)
+            kind = self._grad_mode
         self._check_shards(kind)
         return kind
 
@@ -269,7 +267,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         weight = self._parameters.get("weight")
         if type(weight) is not Parameter or not is_bare(weight):
             return None
-        if self._grad_mode not in _SIMPLE or self.max_norm is not None or is_in_fsdp(self):
+        simple = self._grad_mode in _SIMPLE or (self._grad_mode == "auto" and self._auto.stays_dense(weight))
+        if not simple or self.max_norm is not None or is_in_fsdp(self):
             return None
         return None if owned_table(weight).is_stale() else weight
 
@@ -326,6 +325,8 @@ class GradModeMixin(HasGradMode, TableOwner):
             rows per lookup, and the bytes and time of a step in each mode.
         """
         default = f"follows sparse={self._sparse}"
+        if self._grad_mode == "auto":
+            choose([self._auto], [self._stored_weight()])
         return self._explain_table(self._auto, self._stored_weight(), type(self).__name__, default)
 
     # ---- The estimate travels with the state ------------------------------------------------------------------------

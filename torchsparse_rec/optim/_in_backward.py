@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from .._torch import as_stored, grad_of
@@ -95,15 +94,15 @@ class InBackward(Checkpoints):
     def _all_parameters(self) -> Iterator[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
 
-    @torch.no_grad()
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parameters; see :meth:`torch.optim.Optimizer.zero_grad`."""
         with as_stored():
             if not set_to_none:
                 super().zero_grad(set_to_none)
             else:
-                for parameter in self._all_parameters():
-                    if grad_of(parameter) is not None:
-                        parameter.grad = None
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        if grad_of(parameter) is not None:
+                            parameter.grad = None
         if self.in_backward:
             forget_collected(self._all_parameters())

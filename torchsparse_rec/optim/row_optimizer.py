@@ -59,6 +59,8 @@ class RowOptimizer(InBackward):
     _warned: frozenset[str] = frozenset()
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
+    # The group of each parameter and its place there, by the parameter's id, as last found: lookups ask for many.
+    _places: dict[int, tuple[int, int]] = {}
     # Parameters that were stepped together, by the id of the first of them.
     _together: dict[int, Together] = {}
 
@@ -123,8 +125,14 @@ class RowOptimizer(InBackward):
 
     def _group_of(self, weight: Tensor) -> dict[str, Any]:
         """Return the group that holds a table; where none does, one that moves no idle rows."""
-        its = (group for group in self.param_groups if any(parameter is weight for parameter in group["params"]))
-        return next(its, {"lazy": True})
+        groups = self.param_groups
+        g, k = self._places.get(id(weight), (0, 0))
+        if not (g < len(groups) and k < len(groups[g]["params"]) and groups[g]["params"][k] is weight):
+            self._places = {id(p): (g, k) for g, group in enumerate(groups) for k, p in enumerate(group["params"])}
+            if id(weight) not in self._places:
+                return {"lazy": True}
+            g, _ = self._places[id(weight)]
+        return groups[g]
 
     def _idle_motion(self, group: dict[str, Any]) -> str:
         if group["lazy"]:

@@ -11,7 +11,7 @@ Parameters that are one rank's part of a table have the class too, always: it se
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,7 +23,7 @@ from .._torch import as_stored, grad_of
 from .part import Part, mark_gradient, passed_on, refuse_one_rank
 from .table import split_part, table_if_any, table_of
 
-__all__ = ["StaleParameter", "can_be_stale", "is_parameter", "mark_fresh", "mark_stale", "set_part"]
+__all__ = ["StaleParameter", "are_trained", "can_be_stale", "is_parameter", "mark_fresh", "mark_stale", "set_part"]
 
 # Functions and attributes that read and write no element: they need no flush.
 _METADATA = {
@@ -130,6 +130,13 @@ def can_be_stale(parameter: Tensor) -> bool:
 def is_parameter(x: Tensor) -> bool:
     """Say whether ``x`` is a Parameter of any class; ``isinstance()`` is slow for other classes than Parameter."""
     return can_be_stale(x) or isinstance(x, Parameter)
+
+
+def are_trained(weights: Sequence[Tensor]) -> bool:
+    """Say whether all tensors are parameters that require gradients: not frozen, and not computed."""
+    if not all([weight.requires_grad for weight in weights]):  # a list, as of 100 tables a generator is slower
+        return False
+    return {type(weight) for weight in weights} <= {Parameter, StaleParameter} or all(map(is_parameter, weights))
 
 
 def mark_stale(parameters: Iterable[Tensor]) -> None:
