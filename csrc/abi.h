@@ -197,14 +197,16 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, S
   }
 }
 
-// A COO tensor of some rows [U], unique and sorted.
+// A COO tensor of some rows, unique and sorted: [1, U], as it keeps them, or [U].
 inline Tensor coalesced_rows(const Tensor& values, const Tensor& rows, const std::vector<int64_t>& sizes) {
   using torch::stable::detail::from;
-  const int64_t shape[] = {1, rows.size(0)}, strides[] = {rows.size(0), 1};
   AtenTensorHandle indices = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(rows.get(), 2, shape, strides, /*storage_offset=*/0, &indices));
+  if (rows.dim() == 1) {
+    const int64_t shape[] = {1, rows.size(0)}, strides[] = {rows.size(0), 1};
+    TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(rows.get(), 2, shape, strides, 0, &indices));
+  }
   const auto none = from(std::optional<ScalarType>(std::nullopt));
-  std::array<StableIValue, 8> stack{from(Tensor(indices)),
+  std::array<StableIValue, 8> stack{from(indices == nullptr ? rows : Tensor(indices)),
                                     from(values),
                                     from(torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size())),
                                     none,  // dtype

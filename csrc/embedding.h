@@ -74,14 +74,16 @@ inline int64_t bag_count(const Tensor& offsets, bool include_last_offset) {
   return offsets.size(0) - (include_last_offset ? 1 : 0);
 }
 
-// The gradient of embedding_coo_backward; torch counts the elements of the table that it stands for.
-inline Tensor coo_gradient(const Tensor& values, const Tensor& rows, int64_t num_embeddings) {
+// A table's gradient as a COO tensor; torch counts the elements of the table that it stands for. `argument`, which says
+// how many rows the table has, is a name, or anything else that prints as one.
+template <class Name>
+Tensor coo_gradient(const char* op, const Name& argument, const Tensor& values, const Tensor& rows,
+                    int64_t num_embeddings) {
+  const int64_t dim = values.size(1);
   int64_t elements = 0;
-  TSR_CHECK_VALUE(
-      !__builtin_mul_overflow(num_embeddings, values.size(1), &elements),
-      "embedding_coo_backward: num_embeddings must be such that the table has less than 2^63 elements, got ",
-      num_embeddings, " rows of ", values.size(1));
-  return coalesced_rows(values, rows, {num_embeddings, values.size(1)});
+  TSR_CHECK_VALUE(!__builtin_mul_overflow(num_embeddings, dim, &elements), op, ": ", argument,
+                  " must be such that the table has less than 2^63 elements, got ", num_embeddings, " rows of ", dim);
+  return coalesced_rows(values, rows, {num_embeddings, dim});
 }
 
 // Indices of rank 1, offsets of rank 1 with at least one element, the last, weights of the values' dtype.

@@ -22,9 +22,10 @@
 // Gradients, from grad, which has the shape of output:
 //   embedding_collection_dense_backward(grad, indices, offsets?, per_sample_weights?, argmax?, num_embeddings [K],
 //   dims [K], ..., wanted [K]) -> K times [V_k, D_k]; embedding_collection_sparse_backward -> K times values
-//   [U_k, D_k], and K times rows [U_k] int64, sorted and unique. Table k's gradient is that of one embedding_bag over
-//   the bags of its lookups, one lookup after the other, bit for bit: a row's entries are added in the order of
-//   lookups, then of items. Tables that are not wanted: empty, [0, D_k]. argmax: None without lookups of mode max.
+//   [U_k, D_k], and K times rows [U_k] int64, sorted and unique; embedding_collection_coo_backward -> these as K
+//   coalesced COO tensors [V_k, D_k]. Table k's gradient is that of one embedding_bag over the bags of its lookups, one
+//   lookup after the other, bit for bit: a row's entries are added in the order of lookups, then of items. Tables that
+//   are not wanted: empty, [0, D_k], as COO tensors without rows. argmax: None without lookups of mode max.
 //   embedding_collection_weights_backward(grad, weights, states, last_steps, history?, ..., output, ...) -> [N]: of
 //   per_sample_weights; an item that several lookups read gets the sum over them, in their order, added in the
 //   accumulator's dtype. history None: the tables are as they are, states and last_steps are empty.
@@ -259,7 +260,7 @@ inline void check_collection_argmax(const Collection& c, const Tensor& grad, con
   check_same_device(c.op, "argmax", *argmax, "grad", grad);
 }
 
-// Both backwards. Returns the description of what they are the gradients of.
+// All backwards to tables. Returns the description of what they are the gradients of.
 inline Collection check_embedding_collection_backward(const char* op, const Tensor& grad, const Tensor& indices,
                                                       const std::optional<Tensor>& offsets,
                                                       const std::optional<Tensor>& per_sample_weights,
@@ -286,6 +287,17 @@ inline Collection check_embedding_collection_backward(const char* op, const Tens
   check_collection_grad(c, "grad", grad);
   check_collection_argmax(c, grad, argmax);
   return c;
+}
+
+// Rows and values of all tables, those as [1, U_k], as their gradients in COO tensors.
+inline std::vector<Tensor> coo_gradients(const char* op, const std::vector<Tensor>& values,
+                                         const std::vector<Tensor>& rows, const std::vector<int64_t>& num_embeddings) {
+  std::vector<Tensor> result;
+  result.reserve(values.size());
+  for (size_t k = 0; k < values.size(); ++k) {
+    result.push_back(coo_gradient(op, Place{"num_embeddings", k}, values[k], rows[k], num_embeddings[k]));
+  }
+  return result;
 }
 
 // Checks what brings stale rows up to date as they are read: the states and last_steps of all tables.

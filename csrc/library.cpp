@@ -123,6 +123,10 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor? argmax, SymInt[] num_embeddings, SymInt[] dims, int[] tables, int[] keys, int[] modes, SymInt[] bags,"
       " int[] padding_idx, bool side_by_side, bool[] wanted) -> (Tensor[] values, Tensor[] rows)");
   m.def(
+      "embedding_collection_coo_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+      " Tensor? argmax, SymInt[] num_embeddings, SymInt[] dims, int[] tables, int[] keys, int[] modes, SymInt[] bags,"
+      " int[] padding_idx, bool side_by_side, bool[] wanted) -> Tensor[]");
+  m.def(
       "embedding_collection_weights_backward(Tensor grad, Tensor[] weights, Tensor[] states, Tensor[] last_steps,"
       " Tensor? history, Tensor indices, Tensor? offsets, Tensor per_sample_weights, Tensor output, int[] tables,"
       " int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, int rule,"

@@ -62,6 +62,31 @@ void write_gradients(const Groups& groups, bool dense, const F& output_of) {
                         });
 }
 
+// The values and the rows of the wanted tables' gradients; rows as COO tensors keep them, [1, U], or as [U].
+std::tuple<std::vector<Tensor>, std::vector<Tensor>> values_and_rows(const BackwardInputs& inputs, bool for_coo) {
+  const std::vector<int64_t>& dims = inputs.c.dims;
+  std::vector<Tensor> values, rows;
+  values.reserve(dims.size());
+  rows.reserve(dims.size());
+  inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, auto element) {
+    using T = decltype(element);
+    std::vector<int64_t> counts(dims.size(), 0);
+    for (const auto& table : groups.tables()) counts[static_cast<size_t>(table.table)] = groups.groups(table).groups();
+    std::vector<int64_t> shape(for_coo ? 2 : 1, 1);
+    for (size_t k = 0; k < dims.size(); ++k) {
+      values.push_back(new_empty(inputs.grad, {counts[k], dims[k]}, inputs.grad.scalar_type()));
+      shape.back() = counts[k];
+      rows.push_back(new_empty(inputs.grad, shape, ScalarType::Long));
+    }
+    write_gradients<T>(groups, /*dense=*/false, [&](const auto& table) {
+      const size_t k = static_cast<size_t>(table.table);
+      return GradientOutput<T, int64_t>{values[k].mutable_data_ptr<T>(), rows[k].mutable_data_ptr<int64_t>(),
+                                        counts[k]};
+    });
+  });
+  return {std::move(values), std::move(rows)};
+}
+
 }  // namespace
 
 std::vector<Tensor> embedding_collection_dense_backward_cpu(
@@ -97,22 +122,20 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const BackwardInputs inputs =
       checked_inputs("embedding_collection_sparse_backward", grad, indices, offsets, per_sample_weights, argmax,
                      num_embeddings, dims, {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
-  std::vector<Tensor> values, rows;
-  inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, auto element) {
-    using T = decltype(element);
-    std::vector<int64_t> counts(dims.size(), 0);
-    for (const auto& table : groups.tables()) counts[static_cast<size_t>(table.table)] = groups.groups(table).groups();
-    for (size_t k = 0; k < dims.size(); ++k) {
-      values.push_back(new_empty(grad, {counts[k], dims[k]}, grad.scalar_type()));
-      rows.push_back(new_empty(grad, {counts[k]}, ScalarType::Long));
-    }
-    write_gradients<T>(groups, /*dense=*/false, [&](const auto& table) {
-      const size_t k = static_cast<size_t>(table.table);
-      return GradientOutput<T, int64_t>{values[k].mutable_data_ptr<T>(), rows[k].mutable_data_ptr<int64_t>(),
-                                        counts[k]};
-    });
-  });
-  return {values, rows};
+  return values_and_rows(inputs, /*for_coo=*/false);
+}
+
+std::vector<Tensor> embedding_collection_coo_backward_cpu(
+    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+    const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& dims, const std::vector<int64_t>& tables,
+    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+    const std::vector<int64_t>& padding_idx, bool side_by_side, const std::vector<bool>& wanted) {
+  const char* op = "embedding_collection_coo_backward";
+  const BackwardInputs inputs = checked_inputs(op, grad, indices, offsets, per_sample_weights, argmax, num_embeddings,
+                                               dims, {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
+  const auto [values, rows] = values_and_rows(inputs, /*for_coo=*/true);
+  return coo_gradients(op, values, rows, num_embeddings);
 }
 
 }  // namespace tsr
@@ -120,4 +143,5 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "embedding_collection_dense_backward", &tsr::embedding_collection_dense_backward_cpu);
   TSR_IMPL(m, "embedding_collection_sparse_backward", &tsr::embedding_collection_sparse_backward_cpu);
+  TSR_IMPL(m, "embedding_collection_coo_backward", &tsr::embedding_collection_coo_backward_cpu);
 }

@@ -200,7 +200,7 @@ Tensor embedding_coo_backward_cuda(const Tensor& grad, const Tensor& indices, co
   const auto [values, rows] =
       embedding_sparse_backward_cuda(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                      padding_idx, scale_grad_by_freq, include_last_offset);
-  return coo_gradient(values, rows, num_embeddings);
+  return coo_gradient("embedding_coo_backward", "num_embeddings", values, rows, num_embeddings);
 }
 
 }  // namespace

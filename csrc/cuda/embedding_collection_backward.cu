@@ -64,14 +64,12 @@ std::vector<Tensor> embedding_collection_dense_backward_cuda(
   return out;
 }
 
-std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse_backward_cuda(
-    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+// The values and the rows of the wanted tables' gradients; rows as COO tensors keep them, [1, U], or as [U].
+std::tuple<std::vector<Tensor>, std::vector<Tensor>> values_and_rows(
+    const char* op, const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
     const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
-    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& dims, const std::vector<int64_t>& tables,
-    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
-    const std::vector<int64_t>& padding_idx, bool side_by_side, const std::vector<bool>& wanted) {
-  const char* op = "embedding_collection_sparse_backward";
-  const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
+    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& dims, const CollectionLists& lists,
+    const std::vector<bool>& wanted, bool for_coo) {
   const Collection c = check_embedding_collection_backward(op, grad, indices, offsets, per_sample_weights, argmax,
                                                            num_embeddings, dims, lists, wanted);
   DeviceCall call(op, grad);
@@ -83,12 +81,13 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const std::vector<int64_t> first_groups = call.read_back(bounds, count + 1, "the number of rows that have entries");
 
   std::vector<Tensor> values, rows;
-  std::vector<int64_t> addresses;
+  std::vector<int64_t> addresses, shape(for_coo ? 2 : 1, 1);
   size_t w = 0;
   for (size_t k = 0; k < wanted.size(); ++k) {
     const int64_t present = wanted[k] ? first_groups[w + 1] - first_groups[w] : 0;
     values.push_back(call.empty({present, dims[k]}, grad.scalar_type()));
-    rows.push_back(call.empty({present}, ScalarType::Long));
+    shape.back() = present;
+    rows.push_back(call.empty(shape, ScalarType::Long));
     if (!wanted[k]) continue;
     addresses.push_back(static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows[k].data_ptr())));
     ++w;
@@ -100,7 +99,31 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
            groups.first_rows_there, bounds, count, uploaded);
   });
   write_gradients(call, in, groups, runs.starts, first_groups, values);
-  return {values, rows};
+  return {std::move(values), std::move(rows)};
+}
+
+std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse_backward_cuda(
+    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+    const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& dims, const std::vector<int64_t>& tables,
+    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+    const std::vector<int64_t>& padding_idx, bool side_by_side, const std::vector<bool>& wanted) {
+  return values_and_rows("embedding_collection_sparse_backward", grad, indices, offsets, per_sample_weights, argmax,
+                         num_embeddings, dims, {tables, keys, modes, bags, padding_idx, side_by_side}, wanted,
+                         /*for_coo=*/false);
+}
+
+std::vector<Tensor> embedding_collection_coo_backward_cuda(
+    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+    const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& dims, const std::vector<int64_t>& tables,
+    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+    const std::vector<int64_t>& padding_idx, bool side_by_side, const std::vector<bool>& wanted) {
+  const char* op = "embedding_collection_coo_backward";
+  const auto [values, rows] =
+      values_and_rows(op, grad, indices, offsets, per_sample_weights, argmax, num_embeddings, dims,
+                      {tables, keys, modes, bags, padding_idx, side_by_side}, wanted, /*for_coo=*/true);
+  return coo_gradients(op, values, rows, num_embeddings);
 }
 
 }  // namespace
@@ -109,4 +132,5 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
 TSR_CUDA_KERNELS(m) {
   TSR_IMPL(m, "embedding_collection_dense_backward", &tsr::embedding_collection_dense_backward_cuda);
   TSR_IMPL(m, "embedding_collection_sparse_backward", &tsr::embedding_collection_sparse_backward_cuda);
+  TSR_IMPL(m, "embedding_collection_coo_backward", &tsr::embedding_collection_coo_backward_cuda);
 }

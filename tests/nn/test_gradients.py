@@ -6,8 +6,9 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 from devices import cpu_only
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchsparse_rec import nn, optim
+from torchsparse_rec import KeyedJaggedTensor, nn, optim
 from torchsparse_rec.nn.gradients import CoalescedMark
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -143,6 +144,159 @@ def test_padding_only_and_empty_lookups():
     assert module.weight.grad._nnz() == 0
     module(torch.zeros(0, dtype=torch.int64)).sum().backward()
     assert not module.weight.grad.to_dense().any()
+
+
+# ---- The mark in collections -----------------------------------------------------------------------------------------
+
+
+def collection(**kwargs):
+    configs = [
+        nn.EmbeddingBagConfig(name=name, num_embeddings=12, embedding_dim=2, feature_names=[name], **kwargs)
+        for name in "ab"
+    ]
+    return nn.EmbeddingBagCollection(configs, grad_mode="sparse")
+
+
+def weights_of(tables):
+    return [tables.embedding_bags[name].weight for name in "ab"]
+
+
+def looked_up(tables, a=A, b=B):
+    ids, lengths = torch.cat([a, b]), torch.tensor([len(a), len(b)])
+    return tables(KeyedJaggedTensor(["a", "b"], ids, lengths=lengths)).values().sum()
+
+
+def is_marked_truly(grad):
+    assert not grad.is_coalesced() or grad.indices()[0].diff().gt(0).all()
+    return grad.is_coalesced()
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam, torch.optim.SGD])
+def test_a_collection_tells_its_marks_what_arrives(optimizer):
+    """Under Adam rows are stale from the second step on."""
+    tables = collection()
+    optimizer = optimizer(tables.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        looked_up(tables).backward()
+        for weight, ids in zip(weights_of(tables), (A, B), strict=True):
+            assert is_marked_truly(weight.grad) and not weight._backward_hooks
+            assert torch.equal(weight.grad.to_dense(), counts(ids))
+        optimizer.step()
+
+
+def test_a_single_table_with_stale_rows_tells_its_mark():
+    module = table()
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    for ids in (A, B, A):
+        optimizer.zero_grad()
+        module(ids).sum().backward()
+        assert is_marked_truly(module.weight.grad) and not module.weight._backward_hooks
+        optimizer.step()
+
+
+def test_marks_of_a_collection_follow_its_tables():
+    tables = collection()
+    looked_up(tables).backward()
+    one, other = weights_of(tables)
+    marks = hooks_of(one)
+    looked_up(tables)
+    assert hooks_of(one) == marks
+    copied = copy.deepcopy(tables)
+    looked_up(copied).backward()
+    assert all(is_marked_truly(weight.grad) for weight in weights_of(copied))
+    assert hooks_of(weights_of(copied)[0]) != marks
+    one.requires_grad_(False)
+    tables.embedding_bags["b"].weight = torch.nn.Parameter(torch.zeros(12, 2))
+    tables.zero_grad()
+    looked_up(tables).backward()
+    assert one.grad is None and is_marked_truly(weights_of(tables)[1].grad)
+    frozen = collection().requires_grad_(False)
+    looked_up(frozen)
+    frozen.requires_grad_()
+    looked_up(frozen).backward()
+    assert all(is_marked_truly(weight.grad) for weight in weights_of(frozen))
+    tables.double()
+    tables.zero_grad()
+    looked_up(tables).backward()
+    assert is_marked_truly(weights_of(tables)[1].grad)
+
+
+def test_several_lookups_of_a_collection_in_one_backward():
+    tables = collection()
+    for step, ids in enumerate((A, torch.zeros(0, dtype=torch.int64), B, torch.tensor([9, 2]))):
+        tables.zero_grad()
+        (looked_up(tables, a=B) + looked_up(tables, a=ids)).backward()
+        grad = weights_of(tables)[0].grad
+        assert is_marked_truly(grad) or step == 0 or grad.is_cuda
+        assert torch.equal(grad.to_dense(), counts(B, ids))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_table_of_a_collection_that_others_look_up_too(sparse):
+    tables, alone = collection(), table()
+    alone.weight = shared = weights_of(tables)[0]
+    others = [lambda ids: alone(ids), lambda ids: torch.nn.functional.embedding(ids, shared, sparse=sparse)]
+    for other in [*others, *reversed(others)]:
+        for ids in (B, A, torch.tensor([9, 9]), torch.tensor([1, 3, 9])):
+            for first in (True, False):
+                tables.zero_grad()
+                losses = [looked_up(tables), other(ids).sum()]
+                sum(losses if first else losses[::-1]).backward()
+                found = shared.grad
+                assert torch.equal(found.to_dense() if found.is_sparse else found, counts(A, ids))
+                if found.is_sparse:
+                    is_marked_truly(found)
+
+
+def test_hooks_on_a_table_of_a_collection():
+    """A hook may come at any time, and change rows: a mark is set where no hook comes after the one that looks."""
+
+    def swapped(grad):
+        return torch.sparse_coo_tensor(grad._indices().flip(1), grad._values(), grad.shape, check_invariants=False)
+
+    tables = collection()
+    first, second = weights_of(tables)
+    loss = looked_up(tables)
+    first.register_hook(swapped)
+    loss.backward()
+    assert not first.grad.is_coalesced() and is_marked_truly(second.grad)
+    handle = second.register_hook(lambda grad: grad * 2)
+    for step in range(4):
+        tables.zero_grad()
+        looked_up(tables).backward()
+        assert not first.grad.is_coalesced()
+        assert torch.equal(second.grad.to_dense(), 2 * counts(B) if step < 2 else counts(B))
+        is_marked_truly(second.grad)
+        if step == 1:
+            handle.remove()
+            second.register_hook(swapped)
+        assert not (step >= 2 and second.grad.is_coalesced())
+
+
+def test_gradients_that_a_mode_sees_are_marked():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    tables = collection()
+    with Seen():
+        looked_up(tables).backward()
+    looked_up(tables).backward()
+    assert all(is_marked_truly(weight.grad) for weight in weights_of(tables))
+    assert torch.equal(weights_of(tables)[0].grad.to_dense(), counts(A, A))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_of_a_collection_have_their_tables_dtype(dtype):
+    tables = collection().to(dtype)
+    optimizer = optim.SGD(tables.parameters(), lr=1.0)
+    before = [weight.detach().clone() for weight in weights_of(tables)]
+    looked_up(tables).backward()
+    optimizer.step()
+    for weight, was, ids in zip(weights_of(tables), before, (A, B), strict=True):
+        assert is_marked_truly(weight.grad) and weight.grad.dtype == dtype
+        torch.testing.assert_close(weight.detach(), was - counts(ids).to(dtype))
 
 
 # ---- sparse_to_dense_grads -------------------------------------------------------------------------------------------

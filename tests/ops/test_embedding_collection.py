@@ -135,6 +135,7 @@ def check_gradients(x: Collection) -> None:
     inputs = (x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
     dense = _ops.embedding_collection_dense_backward.default(*inputs)
     values, rows = _ops.embedding_collection_sparse_backward.default(*inputs)
+    coo = _ops.embedding_collection_coo_backward.default(*inputs)
     for table, weight in enumerate(x.weights):
         modes = {mode for mode, other in zip(x.modes, x.tables, strict=True) if other == table}
         if not modes:
@@ -144,6 +145,9 @@ def check_gradients(x: Collection) -> None:
         wanted, at = table_gradient(x, table)
         assert_same_bits(rows[table], at)
         assert_same_bits(values[table], wanted)
+        assert coo[table].is_coalesced() and coo[table].shape == weight.shape
+        assert_same_bits(coo[table]._indices(), at[None])
+        assert_same_bits(coo[table]._values(), wanted)
         assert_same_bits(dense[table], torch.zeros_like(weight).index_copy_(0, at, wanted))
 
 

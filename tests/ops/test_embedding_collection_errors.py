@@ -77,7 +77,17 @@ READERS: dict[str, Callable[[Collection], Any]] = {
     "embedding_collection_weights_backward": of_weights,
     "embedding_collection_update_": update,
 }
-BACKWARDS = {"embedding_collection_dense_backward": dense, "embedding_collection_sparse_backward": sparse}
+
+
+def coo(x: Collection) -> Any:
+    return _ops.embedding_collection_coo_backward.default(x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
+
+
+BACKWARDS = {
+    "embedding_collection_dense_backward": dense,
+    "embedding_collection_sparse_backward": sparse,
+    "embedding_collection_coo_backward": coo,
+}
 EVERY = READERS | BACKWARDS
 of_every = pytest.mark.parametrize("name", EVERY)
 
@@ -255,6 +265,16 @@ def test_sizes_beyond_64_bits() -> None:
     one = replace(x, tables=[0], keys=[0], modes=[SUM], bags=[4], offsets=torch.zeros(5, dtype=torch.int64))
     message = f"the output must have less than 2^63 elements, got 0 before the 4 bags of {2**62} columns of tables[0]"
     refused("embedding_collection", one, message)
+
+
+def test_a_coo_gradient_of_too_large_a_table() -> None:
+    """Refuse a table of which torch could not count the elements; strided gradients of its rows can be had."""
+    lists = ([2, 2**61], [1, 4], [0, 1], [0, 1], [SUM, SUM], [1, 1], [-1, -1], True, [True, True])
+    inputs = (torch.ones(1, 5), torch.tensor([1, 7]), None, None, None, *lists)
+    assert _ops.embedding_collection_sparse_backward.default(*inputs)[1][1].tolist() == [7]
+    message = f"num_embeddings[1] must be such that the table has less than 2^63 elements, got {2**61} rows of 4"
+    with pytest.raises(ValueError, match=re.escape(f"embedding_collection_coo_backward: {message}")):
+        _ops.embedding_collection_coo_backward.default(*inputs)
 
 
 def test_an_update_shares_no_memory() -> None:

@@ -14,9 +14,9 @@ from samples.operators import REPRESENTATIVE
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 
-# One resizes its output to a size that depends on values, the other's result is a COO tensor with so many rows: for
-# neither size torch.export has a name. Exported lookups take embedding_sparse_backward.
-NOT_EXPORTED = {"sparse_segment_reduce_grad_v2_out", "embedding_coo_backward"}
+# One resizes its output to a size that depends on values, the others' results are COO tensors with so many rows: for
+# neither size torch.export has a name. Exported lookups take the sparse_backward of their family.
+NOT_EXPORTED = {"sparse_segment_reduce_grad_v2_out", "embedding_coo_backward", "embedding_collection_coo_backward"}
 EXPORTED = [sample for sample in REPRESENTATIVE if sample.operator not in NOT_EXPORTED]
 
 

@@ -271,9 +271,10 @@ FAMILY = Family(
         "embedding_collection_current": current_samples,
         "embedding_collection_dense_backward": backward_samples,
         "embedding_collection_sparse_backward": backward_samples,
+        "embedding_collection_coo_backward": backward_samples,
         "embedding_collection_weights_backward": weights_backward_samples,
         "embedding_collection_update_": update_samples,
     },
     gradients={"embedding_collection": gradient_samples},
-    read_backs={"embedding_collection_sparse_backward": PRESENT_ROWS},
+    read_backs={f"embedding_collection_{name}_backward": PRESENT_ROWS for name in ("sparse", "coo")},
 )

@@ -49,6 +49,7 @@ def _mixed(operator: str, bags: int, weighted: bool, side_by_side: bool) -> Samp
         "embedding_collection_current": (x.weights, states, last_steps, history, *x.inputs, *x.lists, *ADAM, 2, 0),
         "embedding_collection_dense_backward": (x.grad, *x.inputs, winners, *x.sizes, *x.lists, x.wanted),
         "embedding_collection_sparse_backward": (x.grad, *x.inputs, winners, *x.sizes, *x.lists, x.wanted),
+        "embedding_collection_coo_backward": (x.grad, *x.inputs, winners, *x.sizes, *x.lists, x.wanted),
         "embedding_collection_weights_backward": (
             *(x.grad, x.weights, [], [], None, *x.inputs, output, *x.lists),
             *(0, [], 0, 0),
@@ -68,6 +69,7 @@ def _builds_of_mixed() -> list[Build]:
         ("embedding_collection_current", 5_000),
         ("embedding_collection_dense_backward", 20_000),
         ("embedding_collection_sparse_backward", 20_000),
+        ("embedding_collection_coo_backward", 20_000),
         ("embedding_collection_weights_backward", 20_000),
         ("embedding_collection_update_", 5_000),
     ):
@@ -103,7 +105,7 @@ def _collection(operator: str, size: Size) -> Sample:
 
 def _builds() -> list[Build]:
     """Return a collection of each size for operators without an optimizer, and mixed ones for all operators."""
-    names = ("", "_dense_backward", "_sparse_backward", "_weights_backward")
+    names = ("", "_dense_backward", "_sparse_backward", "_coo_backward", "_weights_backward")
     operators = [f"embedding_collection{name}" for name in names]
     builds = [
         Build(f"{operator}-{size}-", partial(_collection, operator, size)) for size in SIZES for operator in operators

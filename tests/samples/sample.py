@@ -25,10 +25,10 @@ REDUCTIONS = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn"}
 
 
 def tensors_of(argument: object) -> list[Tensor]:
-    """Return the tensors of an argument or result: itself, those of a list, or those that a COO tensor consists of."""
+    """Return the tensors of an argument or result: itself, those that a COO tensor consists of, or those of a list."""
     if isinstance(argument, Tensor):
         return [argument._indices(), argument._values()] if argument.layout is torch.sparse_coo else [argument]
-    return [x for x in argument if isinstance(x, Tensor)] if isinstance(argument, list) else []
+    return [part for x in argument for part in tensors_of(x)] if isinstance(argument, list) else []
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], argument: object) -> object:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, version_of
+from .._torch import as_stored, below_autograd, is_seen, version_of
 from ..ops.autograd import final
+from ..ops.embedding import coo_tensor
+from ..ops.embedding_collection import tell
 from ..tables.table import Rows, Table, changes, table_of
+from .gradients import CoalescedMark, coalesced_mark
 from .plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
 
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ class TableSet:
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.weights = list(weights)
         self._changes = -1
+        # Which tables have a gradient, and their marks.
+        self._marks: tuple[list[bool], list[CoalescedMark | None]] | None = None
         self.refresh()
 
     def is_stale(self) -> bool:
@@ -82,8 +87,16 @@ class TableSet:
                 group.all_rows.append(rows)
                 group.states.extend(rows.states)
                 group.last_steps.append(rows.last_step)
-        self._changes, self._groups = changes(), list(found.values())
+        self._changes, self._groups, self._marks = changes(), list(found.values()), None
         return self
+
+    def marks(self) -> list[CoalescedMark | None]:
+        """Return each table's :func:`coalesced_mark`, looked for once until a table changes."""
+        trained = [weight.requires_grad for weight in self.weights]
+        known = self.refresh()._marks
+        if known is None or known[0] != trained:
+            known = self._marks = trained, [coalesced_mark(weight) for weight in self.weights]
+        return known[1]
 
     def groups(self) -> list[ReadGroup]:
         """Return the tables in groups, each of which one call reads."""
@@ -162,8 +175,9 @@ class _StaleLookup(torch.autograd.Function):
         """Look up the tables; autograd needs their ``weights`` as arguments of their own."""
         ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
         output, argmax = read(plan, tables, ids)
-        ctx.plan, ctx.kind, ctx.bags, ctx.side_by_side, ctx.tables = plan, kind, bags, side_by_side, tables
-        ctx.shapes = [weight.shape for weight in weights]  # a table may grow before the backward
+        ctx.plan = plan.of_sizes(weights)  # as they are: a table may grow before the backward
+        ctx.kind, ctx.bags, ctx.side_by_side, ctx.tables = kind, bags, side_by_side, tables
+        ctx.marks = tables.marks() if kind == "sparse" else None
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.versions = versions(weights) if weighs else None
         ctx.save_for_backward(indices, offsets, per_sample_weights, output if weighs else None, argmax)
@@ -183,12 +197,15 @@ class _StaleLookup(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(wanted)
         if any(wanted):
             with torch.no_grad():
-                made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
-            if ctx.kind == "sparse":
-                made = [
-                    torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
-                    for values, rows, shape in zip(*made, ctx.shapes, strict=True)
-                ]
+                if ctx.kind != "sparse":
+                    made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
+                elif is_seen():
+                    values, rows = plan.gradient("sparse", grad, ids, argmax, wanted)
+                    made = [coo_tensor(*each) for each in zip(values, rows, plan.num_embeddings, strict=True)]
+                else:
+                    with below_autograd():
+                        made = plan.gradient("coo", grad, ids, argmax, wanted)
+                    tell(ctx.marks, made)
             of = [grad] if per_sample_weights is None else [grad, per_sample_weights]
             grads = [
                 final("the gradient of a table", x, *of) if want else None for x, want in zip(made, wanted, strict=True)

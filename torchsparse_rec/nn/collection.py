@@ -26,7 +26,6 @@ from .auto import AutoChoice, choose
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
-from .gradients import keep_coalesced
 from .plan import Ids, Plan, counts_of, joined
 
 
@@ -279,6 +278,7 @@ class Collection(HasGradMode):
             ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
         if kind == "fused":
             return self._look_up_fused(part, tables, ids)
+        marks = None
         if torch.compiler.is_compiling():
             if self._reads_in_graph(weights):
                 return self._read_in_graph(part, tables, ids)
@@ -286,11 +286,8 @@ class Collection(HasGradMode):
             its = self._table_set(tables, weights)
             if its.is_stale():
                 return look_up_stale(part, kind, its, ids) if torch.is_grad_enabled() else read(part, its, ids)[0]
-        if kind == "sparse":
-            for weight in weights:
-                if weight.requires_grad:
-                    keep_coalesced(weight)
-        return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
+            marks = its.marks() if kind == "sparse" else None
+        return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse", marks)[0]  # type: ignore[arg-type]
 
     def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids, tables: Sequence[int] | None = None) -> list[str]:
         """Return the layout of each table's gradient."""

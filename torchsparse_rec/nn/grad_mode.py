@@ -21,7 +21,7 @@ from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
 from ._owner import FusedOwner, TableOwner
 from ._read import look_up_stale, owned_table, read
 from .auto import AutoChoice, as_bytes, choose
-from .gradients import keep_coalesced
+from .gradients import coalesced_mark
 from .plan import NO_LOOKUPS, Ids, Plan
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
@@ -292,9 +292,8 @@ class GradModeMixin(HasGradMode, TableOwner):
                 renormalise(type(self).__name__, weight, ids.indices, self.max_norm, self.norm_type)
             if not self._is_plain(weight, kind):
                 return self._look_up_by(plan, kind, weight, ids)
-            if kind == "sparse":
-                keep_coalesced(weight)
-            return lookup([weight], *ids[:3], *plan.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
+            marks = [coalesced_mark(weight)] if kind == "sparse" else None
+            return lookup([weight], *ids[:3], *plan.lists(ids), kind == "sparse", marks)[0]  # type: ignore[arg-type]
 
     def _look_up_by(self, plan: Plan, kind: str, weight: Parameter, ids: Ids) -> Tensor:
         """Look up in mode ``"fused"``, or rows of a table that may have stale rows."""

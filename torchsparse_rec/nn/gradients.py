@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils.hooks import unserializable_hook
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from .._torch import as_stored, backward_number, grad_of, gradient_hooks, mark_coalesced
 
@@ -24,21 +24,21 @@ class CoalescedMark:
     Autograd moves the rows and values of a gradient into ``.grad``, but not the mark that they are unique and sorted;
     an optimizer would then sort them again. A lookup's backward says how many rows its gradient has, unique and sorted.
     If ``.grad`` has as many after the same backward, nothing else was added to it but the same rows, and the mark still
-    holds. The sum of two lookups has more, and so may what other hooks give: then another hook looks at the gradient
-    before it is added. It finds sums marked where torch merges sorted rows (CPU), but not where it appends them (CUDA).
+    holds. The sum of two lookups has more, and so may what other hooks give: from the next backward on another hook
+    looks at the gradient before it is added, after all others. It finds sums marked where torch merges sorted rows
+    (CPU), but not where it appends them (CUDA).
     """
 
-    __slots__ = ("noted", "is_shared", "is_watching")
+    __slots__ = ("noted", "is_shared", "watching")
 
     def __init__(self) -> None:
         # A backward, and the rows that arrive in it; -1: they are not unique and sorted.
         self.noted: tuple[object, int] = -1, -1
         self.is_shared = False  # whether gradients of several lookups have arrived in one backward
-        self.is_watching = False
+        self.watching: RemovableHandle | None = None
 
-    def arrives(self, grad: Tensor) -> None:
-        """Take note of a COO gradient with unique and sorted rows, in the backward that runs."""
-        backward = backward_number()
+    def arrives(self, grad: Tensor, backward: object) -> None:
+        """Take note of a COO gradient with unique and sorted rows, in the backward of this number, which runs."""
         self.is_shared |= self.noted[0] == backward
         self.noted = (backward, grad._nnz())
 
@@ -49,10 +49,14 @@ class CoalescedMark:
         self.noted = (backward_number(), grad._nnz() if is_coalesced else -1)
 
     def watch(self, weight: Tensor) -> None:
-        """Look at each gradient of the table before it is added."""
-        if not self.is_watching:
-            self.is_watching = True
-            weight.register_hook(self.before)
+        """Look at each gradient of the table before it is added, as the last of its hooks."""
+        if not self._is_last(gradient_hooks(weight)[0]):
+            if self.watching is not None:
+                self.watching.remove()
+            self.watching = weight.register_hook(self.before)
+
+    def _is_last(self, hooks: Mapping[int, Any]) -> bool:
+        return len(hooks) > 0 and [*hooks.values()][-1] == self.before
 
     def __call__(self, parameter: Tensor) -> None:
         """Mark the stored gradient as coalesced, if it has as many rows as those that arrived."""
@@ -63,10 +67,13 @@ class CoalescedMark:
                 self._mark(parameter, grad_of(parameter))
 
     def _mark(self, parameter: Tensor, grad: Tensor | None) -> None:
-        if grad is None or not grad.is_sparse or self.noted != (backward_number(), grad._nnz()):
+        if grad is None or not grad.is_sparse:
             return
-        if self.is_watching or not gradient_hooks(parameter)[0]:
+        hooks = gradient_hooks(parameter)[0]
+        if self.noted == (backward_number(), grad._nnz()) and (not hooks or self._is_last(hooks)):
             mark_coalesced(grad)
+        if hooks or self.is_shared:
+            self.watch(parameter)
 
 
 def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
@@ -74,9 +81,9 @@ def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
     Give a table its :class:`CoalescedMark`, once, and return it for a lookup to tell it what arrives.
 
     The hook lives on the tensor alone: modules that share it share it, and a copy (deepcopy, pickle, ``.to()``) starts
-    without any and gets its own at its next lookup. None for a table that is computed, and so has no ``.grad``.
+    without any and gets its own at its next lookup. None for a table that has no ``.grad``: it is computed, or frozen.
     """
-    if not weight.is_leaf:
+    if not (weight.is_leaf and weight.requires_grad):
         return None
     before, after = gradient_hooks(weight)
     for mark in after.values():
@@ -85,16 +92,9 @@ def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
     else:
         mark = CoalescedMark()
         weight.register_post_accumulate_grad_hook(mark)
-    if before or mark.is_shared:
+    if before:
         mark.watch(weight)
     return mark
-
-
-def keep_coalesced(weight: Tensor) -> None:
-    """Have a table's gradient marked as coalesced when it is, where its lookups do not tell what arrives."""
-    mark = coalesced_mark(weight)
-    if mark is not None:
-        mark.watch(weight)
 
 
 def has_hooks(weight: Tensor) -> bool:

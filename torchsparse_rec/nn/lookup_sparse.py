@@ -20,7 +20,7 @@ from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
-from .gradients import keep_coalesced
+from .gradients import coalesced_mark
 from .plan import Ids, Plan
 
 __all__ = ["SparseTables", "check_lengths", "checked", "ids_of", "lookup_sparse", "part_of", "weight_of"]
@@ -200,12 +200,9 @@ def _look_up(owners: Sequence[Any], plan: Plan, weights: list[Parameter], ids: I
         if alone >= 0:
             made = _look_up_alone(owners[alone], weights[alone], kind, part, its)
         else:
-            if kind == "sparse":
-                for k in tables:
-                    if weights[k].requires_grad:
-                        keep_coalesced(weights[k])
             chosen = [weights[k] for k in tables]
-            made = lookup(chosen, *its[:3], *part.lists(its), kind == "sparse")[0]  # type: ignore[arg-type]
+            marks = list(map(coalesced_mark, chosen)) if kind == "sparse" else None
+            made = lookup(chosen, *its[:3], *part.lists(its), kind == "sparse", marks)[0]  # type: ignore[arg-type]
         for number, piece in zip(plan.lookups_of(tables), made.split(part.sizes(its)), strict=True):
             results[number] = piece.reshape(ids.bags[plan.keys[number]], plan.dims[plan.tables[number]])
     return [results[number] for number in range(len(plan.tables))]

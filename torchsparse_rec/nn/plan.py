@@ -165,7 +165,7 @@ class Plan(NamedTuple):
         """
         Return the gradient of the wanted tables.
 
-        With ``kind`` ``"dense"`` it is a list of tensors, with ``"sparse"`` a list of values and one of rows.
+        With ``kind`` ``"dense"`` or ``"coo"`` it is a list of tensors, with ``"sparse"`` one of values and one of rows.
         """
         if self.scale_grad_by_freq:
             return self._scaled_gradient(kind, grad, ids, argmax)
@@ -188,7 +188,7 @@ class Plan(NamedTuple):
         made = operator(
             grad.reshape(shape), *ids[:3], won, self.num_embeddings[0], self.modes[0], self.padding[0], True
         )
-        return [made] if kind == "dense" else tuple([x] for x in made)
+        return [made] if isinstance(made, Tensor) else tuple([x] for x in made)
 
     def update(
         self,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
-from .._torch import bare_apply, below_autograd, is_seen
+from .._torch import backward_number, bare_apply, below_autograd, is_seen
 from .autograd import differentiable, is_bare, no_second_derivative, only_once, register
 
 __all__ = ["embedding", "embedding_bag"]
@@ -128,8 +128,8 @@ def embedding_bag(
 class Mark(Protocol):
     """A table's record of sparse gradients on their way to it: what has unique and sorted rows can stay marked so."""
 
-    def arrives(self, grad: Tensor) -> None:
-        """Take note of a gradient with unique and sorted rows."""
+    def arrives(self, grad: Tensor, backward: object) -> None:
+        """Take note of a gradient with unique and sorted rows, in the backward of this number."""
 
     def watch(self, weight: Tensor) -> None:
         """Look at what arrives: nobody will tell."""
@@ -218,7 +218,7 @@ def _(
 ) -> Tensor:
     rows = torch.library.get_ctx().new_dynamic_size()
     values = grad.new_empty(rows, grad.shape[1])
-    return _coo(values, indices.new_empty(rows, dtype=torch.int64), num_embeddings)
+    return coo_tensor(values, indices.new_empty(rows, dtype=torch.int64), num_embeddings)
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_weights_backward")
@@ -235,10 +235,11 @@ def _weight_grad(sparse: bool, grad: Tensor, *arguments) -> Tensor:
     if not sparse:
         return _dense_backward(grad, *arguments)
     values, rows = _sparse_backward(grad, *arguments)
-    return _coo(values, rows, num_embeddings)
+    return coo_tensor(values, rows, num_embeddings)
 
 
-def _coo(values: Tensor, rows: Tensor, num_embeddings: int) -> Tensor:
+def coo_tensor(values: Tensor, rows: Tensor, num_embeddings: int) -> Tensor:
+    """Return a gradient of unique and sorted rows as a COO tensor."""
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), values, (num_embeddings, values.shape[1]), is_coalesced=True, check_invariants=False
     )
@@ -349,7 +350,7 @@ class _EagerLookup(torch.autograd.Function):
         with below_autograd():
             result = (_COO if ctx.sparse else _DENSE)(grad, indices, *bags, *ctx.rest)
         if ctx.mark is not None:
-            ctx.mark.arrives(result)
+            ctx.mark.arrives(result, backward_number())
         return None, result, *(None,) * 8
 
 

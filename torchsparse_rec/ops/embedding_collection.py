@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
-from .._torch import any_requires_grad, below_autograd, is_transformed, is_watched
+from .._torch import any_requires_grad, backward_number, below_autograd, is_seen
 from .autograd import call, not_differentiable, only_once, register
+from .embedding import Mark, coo_tensor
 
 __all__ = ["embedding_collection"]
 
@@ -158,9 +159,21 @@ def _(
 def _(
     grad: Tensor, indices: Tensor, offsets: Any, weights: Any, argmax: Any, num_embeddings: Any, dims: Any, *rest: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    sizes = [torch.library.get_ctx().new_dynamic_size() if wanted else 0 for wanted in rest[-1]]
+    return _fake_rows(grad, indices, dims, rest[-1])
+
+
+def _fake_rows(grad: Tensor, indices: Tensor, dims: Any, wanted: list[bool]) -> tuple[list[Tensor], list[Tensor]]:
+    sizes = [torch.library.get_ctx().new_dynamic_size() if want else 0 for want in wanted]
     values = [grad.new_empty(rows, columns) for rows, columns in zip(sizes, dims, strict=True)]
     return values, [indices.new_empty(rows, dtype=torch.int64) for rows in sizes]
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection_coo_backward")
+def _(
+    grad: Tensor, indices: Tensor, offsets: Any, weights: Any, argmax: Any, num_embeddings: Any, dims: Any, *rest: Any
+) -> list[Tensor]:
+    values, rows = _fake_rows(grad, indices, dims, rest[-1])
+    return [coo_tensor(*each) for each in zip(values, rows, num_embeddings, strict=True)]
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_weights_backward")
@@ -178,14 +191,20 @@ def _(weights: list[Tensor], *rest: Any) -> None:
 # ---- Autograd -------------------------------------------------------------------------------------------------------
 
 
+# The marks of the tables' sparse gradients; None for a table without one, or for all.
+Marks = Sequence[Mark | None] | None
+
+
 class _Saved:
     """Whatever the gradients of one call need besides tensors."""
 
-    def __init__(self, weights: Sequence[Tensor], lists: tuple, sparse: bool) -> None:
-        self.num_embeddings = [weight.shape[0] for weight in weights]
-        self.dims = [weight.shape[1] for weight in weights]
+    def __init__(self, weights: Sequence[Tensor], lists: tuple, sparse: bool, marks: Marks = None) -> None:
+        shapes = [weight.shape for weight in weights]
+        self.num_embeddings = [shape[0] for shape in shapes]
+        self.dims = [shape[1] for shape in shapes]
         self.lists = lists  # tables, keys, modes, bags, padding_idx, side_by_side
         self.sparse = sparse
+        self.marks = marks
 
     def table_gradients(self, grad: Tensor, inputs: tuple, wanted: list[bool]) -> list[Tensor | None]:
         """Return the wanted tables' gradients. ``inputs``: indices, offsets, per_sample_weights, argmax."""
@@ -193,22 +212,33 @@ class _Saved:
             return [None] * len(wanted)
         arguments = (grad, *inputs, self.num_embeddings, self.dims, *self.lists, wanted)
         if not self.sparse:
-            dense = _call("embedding_collection_dense_backward", arguments)
-            return [x if want else None for x, want in zip(dense, wanted, strict=True)]
-        values, rows = _call("embedding_collection_sparse_backward", arguments)
-        return [
-            torch.sparse_coo_tensor(row.unsqueeze(0), x, size, is_coalesced=True, check_invariants=False)
-            if want
-            else None
-            for x, row, size, want in zip(
-                values, rows, zip(self.num_embeddings, self.dims, strict=True), wanted, strict=True
-            )
-        ]
+            made = _call("embedding_collection_dense_backward", arguments)
+        elif _is_kernel_enough():
+            made = _call("embedding_collection_coo_backward", arguments)
+            tell(self.marks, made)
+        else:  # others see the operators' strided results
+            values, rows = _call("embedding_collection_sparse_backward", arguments)
+            made = [coo_tensor(*each) for each in zip(values, rows, self.num_embeddings, strict=True)]
+        return [x if want else None for x, want in zip(made, wanted, strict=True)]
+
+
+def tell(marks: Marks, gradients: Sequence[Tensor]) -> None:
+    """Tell the tables' marks of sparse gradients that the running backward is about to give them."""
+    if marks is not None:
+        backward = backward_number()
+        for mark, gradient in zip(marks, gradients, strict=True):
+            if mark is not None:
+                mark.arrives(gradient, backward)
+
+
+def _is_kernel_enough() -> bool:
+    """Say whether neither autograd nor a compiler, a transform or a mode wants to see an operator."""
+    return not (torch.is_grad_enabled() or is_seen())
 
 
 def _call(name: str, arguments: tuple) -> Any:
-    """Call an operator: its kernel directly, unless autograd, a compiler or a mode wants to see the operator."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed() or is_watched():
+    """Call an operator: its kernel directly, if that is enough."""
+    if not _is_kernel_enough():
         return call(name, *arguments)
     with below_autograd():
         return getattr(_ops, name).default(*arguments)
@@ -259,19 +289,20 @@ class _Lookup(torch.autograd.Function):
     """The lookup with its gradients, for eager calls, to which the registered way costs more than a small lookup."""
 
     @staticmethod
-    def forward(ctx: Any, lists: tuple, sparse: bool, indices: Any, offsets: Any, per_sample_weights: Any, *weights):
+    def forward(ctx, lists, sparse, marks, indices, offsets, per_sample_weights, *weights):
         """Look up; ``weights`` come last, one by one, since autograd does not see tensors in a list."""
+        inputs = (indices, offsets, per_sample_weights)
         with below_autograd():
-            output = _ops.embedding_collection.default(weights, indices, offsets, per_sample_weights, *lists, sparse)
-        weighted = ctx.needs_input_grad[4]
-        _save(ctx, _Saved(weights, lists, sparse), (indices, offsets, per_sample_weights), output, weights, weighted)
+            output = _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
+        _save(ctx, _Saved(weights, lists, sparse, marks), inputs, output, weights, ctx.needs_input_grad[5])
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _argmax: Any) -> tuple:
         """Return the gradients of ``per_sample_weights`` and of each of ``weights``."""
-        grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[5:]), ctx.needs_input_grad[4])
-        return None, None, None, None, weights_grad, *grads
+        wanted = ctx.needs_input_grad
+        grads, weights_grad = _gradients_of(ctx, grad, list(wanted[6:]), wanted[5])
+        return None, None, None, None, None, weights_grad, *grads
 
 
 def lookup(
@@ -286,20 +317,28 @@ def lookup(
     padding_idx: list[int],
     side_by_side: bool,
     sparse: bool,
+    marks: Marks = None,
 ) -> tuple[Tensor, Tensor]:
-    """Call the operator ``embedding_collection``, with its arguments, by the shortest way: modules call it so."""
+    """
+    Call the operator ``embedding_collection``, with its arguments, by the shortest way: modules call it so.
+
+    The ``marks`` of sparse gradients are told of them, or watch the tables.
+    """
     lists = (tables, keys, modes, bags, padding_idx, side_by_side)
     inputs = (indices, offsets, per_sample_weights)
-    if torch.compiler.is_compiling() or is_transformed() or is_watched():
+    if is_seen():
+        for mark, weight in () if marks is None else zip(marks, weights, strict=True):
+            if mark is not None:
+                mark.watch(weight)
         return call("embedding_collection", weights, *inputs, *lists, sparse)
     if torch.is_grad_enabled() and any_requires_grad(per_sample_weights, *weights):
-        return _Lookup.apply(lists, sparse, *inputs, *weights)
+        return _Lookup.apply(lists, sparse, marks, *inputs, *weights)
     with below_autograd():
         return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
 
 
 register("embedding_collection", _lookup_backward, _lookup_setup_context)
-for _name in ("dense_backward", "sparse_backward", "weights_backward"):
+for _name in ("dense_backward", "sparse_backward", "coo_backward", "weights_backward"):
     register(f"embedding_collection_{_name}", *only_once(f"embedding_collection_{_name}"))
 # Modules call it below autograd, and differentiate with respect to the up-to-date tables themselves.
 not_differentiable("embedding_collection_current")

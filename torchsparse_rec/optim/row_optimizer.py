@@ -197,35 +197,25 @@ class RowOptimizer(InBackward):
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
         """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
         others = []
+        name, number, idle = type(self).__name__, id(group), self._zero_rows_are_idle or group["lazy"]
         for parameter in group["params"]:
             grad = grad_of(parameter)
             if grad is None:
                 continue
             table = table_if_any(parameter)
-            if table is None or not (table.owned or table.rows is not None):
-                if grad.layout is not torch.sparse_coo:
+            if table is not None and table.rows is not None:
+                if table.rows.clock.group != number:
+                    table.release()
+            elif grad.layout is not torch.sparse_coo:
+                if table is None or not table.owned or self._steps_densely(group, parameter, idle):
                     others.append(parameter)
                     continue
-                table = table_of(parameter)
-            if self._steps_densely(group, parameter, grad, table):
-                others.append(parameter)
-                continue
-            if table.rows is not None and table.rows.clock.group != id(group):
-                table.release()
-            gradient = gradient_of(type(self).__name__, parameter, self._zero_rows_are_idle or group["lazy"])
-            tables.append((parameter, gradient))
+            tables.append((parameter, gradient_of(name, grad, idle)))
         return others
 
-    def _steps_densely(self, group: dict[str, Any], parameter: Tensor, grad: Tensor, table: Table) -> bool:
-        """Say whether torch's fused kernel can step a table: none of its gradients has left rows out yet."""
-        return (
-            bool(group.get("fused"))
-            and grad.layout is torch.strided
-            and table.rows is None
-            and not group["lazy"]
-            and not self._zero_rows_are_idle
-            and accumulator_dtype(parameter.dtype) == parameter.dtype
-        )
+    def _steps_densely(self, group: dict[str, Any], parameter: Tensor, idle: bool) -> bool:
+        """Say whether torch's fused kernel can step a table, none of whose gradients has left rows out yet."""
+        return bool(group.get("fused")) and not idle and accumulator_dtype(parameter.dtype) == parameter.dtype
 
     @torch.no_grad()
     def step_tables(self, gradients: list[tuple[Tensor, Gradient]], in_backward: bool = False) -> None:

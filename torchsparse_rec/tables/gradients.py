@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import grad_of
 from ..ops.row_optimizer import row_optimizer_update_
 from .clock import Clock
 from .table import Gradient, accumulator_dtype, table_of
@@ -37,6 +36,22 @@ class StepGroup(NamedTuple):
     """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
     clock: Clock
 
+    def part(self, members: Sequence[int]) -> StepGroup:
+        """Return the group of some of the tables."""
+        each = len(self.states) // len(self.parameters)
+
+        def chosen(values: list) -> list:
+            return [values[k] for k in members] if values else []
+
+        return self._replace(
+            parameters=chosen(self.parameters),
+            weights=chosen(self.weights),
+            states=[state for k in members for state in self.states[k * each : (k + 1) * each]],
+            last_steps=chosen(self.last_steps),
+            rounding_seeds=chosen(self.rounding_seeds),
+            whole=chosen(self.whole),
+        )
+
 
 def coalesced(grad: Tensor) -> Tensor:
     """Return a COO gradient with unique, sorted rows. Values of half types are added in float32."""
@@ -46,31 +61,32 @@ def coalesced(grad: Tensor) -> Tensor:
     return grad.to(dtype).coalesce() if grad.dtype != dtype else grad.coalesce()
 
 
-def gradient_of(optimizer: str, parameter: Tensor, zero_rows_are_idle: bool) -> Gradient:
+def gradient_of(optimizer: str, grad: Tensor, zero_rows_are_idle: bool) -> Gradient:
     """
-    Return a table's gradient, from its parameter's ``.grad``.
+    Return a table's gradient as operators take it.
 
     Args:
         optimizer: the optimizer's name, for error messages.
-        parameter: the table's parameter.
+        grad: the ``.grad`` of the table's parameter.
         zero_rows_are_idle: leave out the rows of a strided gradient that are zero. On CUDA their count is read back.
     """
-    grad = grad_of(parameter)
-    assert grad is not None
-    width = math.prod(parameter.shape[1:])
     if grad.layout is torch.sparse_coo:
-        if grad.sparse_dim() != 1:
-            raise ValueError(
-                f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {grad.sparse_dim()}"
-            )
         grad = coalesced(grad)
-        values = grad._values()
-        return Gradient(grad._indices()[0], values.reshape(values.shape[0], width))
-    values = grad.reshape(parameter.shape[0], width).contiguous()
+        rows, values = grad._indices(), grad._values()
+        if rows.shape[0] != 1:
+            raise ValueError(
+                f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {rows.shape[0]}"
+            )
+        return Gradient(rows[0], _as_matrix(values))
+    values = _as_matrix(grad).contiguous()
     if not zero_rows_are_idle:
         return Gradient(None, values)
     some = (values != 0).any(1).nonzero()[:, 0]
     return Gradient(some, values[some])
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
 def merged(gradients: Sequence[Gradient], num_embeddings: int) -> Gradient:
@@ -98,31 +114,35 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
     """Step a group's tables, each with its gradient; tables with gradients of one layout and dtype share one call."""
     if group.all_rows:
         gradients = [_on_all_rows(g, p.shape[0]) for g, p in zip(gradients, group.parameters, strict=True)]
-    calls: dict[tuple, list[int]] = {}
-    for k, gradient in enumerate(gradients):
-        alike = gradient.rows is None, gradient.values.dtype
-        calls.setdefault(alike, []).append(k)
-    tables = len(group.parameters)
-    each = len(group.states) // tables
-    for (all_rows, _), members in calls.items():
-        row_optimizer_update_(
-            [group.weights[k] for k in members],
-            [state for k in members for state in group.states[k * each : (k + 1) * each]],
-            [group.last_steps[k] for k in members] if group.last_steps else [],
-            group.history,
-            None if all_rows else [rows for k in members if (rows := gradients[k].rows) is not None],
-            [gradients[k].values for k in members],
-            rule=group.rule,
-            hyperparameters=group.hyperparameters,
-            step=group.step,
-            base=group.base,
-            maximize=group.maximize,
-            rounding_seeds=[group.rounding_seeds[k] for k in members] if group.rounding_seeds else [],
-            whole=[group.whole[k] for k in members] if group.whole else [],
-        )
-        if all_rows:
-            for k in members:
-                _mark_fresh(group.parameters[k], group.step)
+    kinds = [(gradient.rows is None, gradient.values.dtype) for gradient in gradients]
+    for kind in dict.fromkeys(kinds):
+        if kinds.count(kind) == len(kinds):  # the usual case
+            _update(group, gradients)
+        else:
+            members = [k for k, other in enumerate(kinds) if other == kind]
+            _update(group.part(members), [gradients[k] for k in members])
+
+
+def _update(group: StepGroup, gradients: list[Gradient]) -> None:
+    all_rows = gradients[0].rows is None
+    row_optimizer_update_(
+        group.weights,
+        group.states,
+        group.last_steps,
+        group.history,
+        None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
+        [gradient.values for gradient in gradients],
+        rule=group.rule,
+        hyperparameters=group.hyperparameters,
+        step=group.step,
+        base=group.base,
+        maximize=group.maximize,
+        rounding_seeds=group.rounding_seeds,
+        whole=group.whole,
+    )
+    if all_rows:
+        for parameter in group.parameters:
+            _mark_fresh(parameter, group.step)
 
 
 def _mark_fresh(parameter: Tensor, step: int) -> None:

@@ -183,6 +183,13 @@ def embedding_collection_sparse_backward(
     return (*(x.to(grad.dtype)[row] for x, row in zip(dense, rows, strict=True)), *rows)
 
 
+def embedding_collection_coo_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Return the indices and the values of table after table's COO tensor."""
+    results = embedding_collection_sparse_backward(grad, *rest)
+    tables = len(results) // 2
+    return tuple(x for k in range(tables) for x in (results[tables + k][None], results[k]))
+
+
 def embedding_collection_weights_backward(
     grad: Tensor,
     weights: list[Tensor],
@@ -257,6 +264,7 @@ FUNCTIONS = (
     embedding_collection_current,
     embedding_collection_dense_backward,
     embedding_collection_sparse_backward,
+    embedding_collection_coo_backward,
     embedding_collection_weights_backward,
     embedding_collection_update_,
 )
