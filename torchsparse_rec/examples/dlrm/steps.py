@@ -9,8 +9,9 @@ from torch import Tensor
 
 import torchsparse_rec
 
-from ...data.criteo import CATEGORIES
+from ...data.criteo import CATEGORIES, INTEGERS
 from .._job import ALONE, Job
+from .._optimizers import OPTIMIZERS
 from .._step import Step
 from .data import Batch
 from .model import DLRM
@@ -22,12 +23,13 @@ def make_model(settings: Settings, placement: Placement, device: torch.device | 
     """Make a network whose weights depend on the seed alone. torch's global generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        return DLRM(table_configs(settings, placement), bottom=settings.bottom, top=settings.top).to(device)
+        tables = table_configs(settings, placement)
+        return DLRM(tables, len(INTEGERS), settings.bottom, settings.top, settings.grad_mode).to(device)
 
 
 class TorchStep(Step[Batch]):
     """
-    Forward, backward and Adagrad's update of tables and dense layers.
+    Forward, backward and update of tables and dense layers.
 
     Args:
         settings: the run's settings.
@@ -39,15 +41,19 @@ class TorchStep(Step[Batch]):
     def __init__(
         self, settings: Settings, placement: Placement, device: torch.device | str = "cpu", job: Job = ALONE
     ) -> None:
-        model, make = make_model(settings, placement, device), torchsparse_rec.optim.Adagrad
+        model, make, lr = (
+            make_model(settings, placement, device),
+            OPTIMIZERS[settings.optimizer],
+            settings.learning_rate(),
+        )
         job.split(model)
         if job.is_alone:
             # There are two optimizers because dynamic tables have checkpoints of their own.
-            self.of_tables = make(model.bags.parameters(), lr=settings.lr, in_backward=True)
-            self.of_layers = make(model.layers.parameters(), lr=settings.lr)
+            self.of_tables = make(model.bags.parameters(), lr=lr, in_backward=True)
+            self.of_layers = make(model.layers.parameters(), lr=lr)
             super().__init__(model, self.of_tables, self.of_layers, job=job)
         else:
-            super().__init__(model, make(model.parameters(), lr=settings.lr, in_backward=True), job=job)
+            super().__init__(model, make(model.parameters(), lr=lr, in_backward=True), job=job)
         self.settings = settings
         self._cold = list(variables(model.bags).values()) if "_" in placement.tiers else []
         self._offsets = torch.zeros(1, dtype=torch.int64)
