@@ -17,7 +17,6 @@ from ._job import Job, leave
 from ._records import plot_curves, summary
 from ._trainer import Trainer
 
-
 #: Steps of --compare where no --steps are given.
 COMPARED_STEPS = 100
 

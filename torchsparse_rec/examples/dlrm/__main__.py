@@ -19,8 +19,8 @@ from .._trainer import Trainer
 from .checkpoints import Checkpoints
 from .data import Batch
 from .settings import Settings
-from .tables import TIERS, Placement, statistics
 from .sources import make_source
+from .tables import TIERS, Placement, statistics
 from .train import make_trainer
 
 DEFAULT_EPOCHS = 1

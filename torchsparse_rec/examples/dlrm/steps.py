@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,19 +42,16 @@ class TorchStep(Step[Batch]):
     def __init__(
         self, settings: Settings, placement: Placement, device: torch.device | str = "cpu", job: Job = ALONE
     ) -> None:
-        model, make, lr = (
-            make_model(settings, placement, device),
-            OPTIMIZERS[settings.optimizer],
-            settings.learning_rate(),
-        )
+        model = make_model(settings, placement, device)
+        make = partial(OPTIMIZERS[settings.optimizer], lr=settings.learning_rate())
         job.split(model)
         if job.is_alone:
             # There are two optimizers because dynamic tables have checkpoints of their own.
-            self.of_tables = make(model.bags.parameters(), lr=lr, in_backward=True)
-            self.of_layers = make(model.layers.parameters(), lr=lr)
+            self.of_tables = make(model.bags.parameters(), in_backward=True)
+            self.of_layers = make(model.layers.parameters())
             super().__init__(model, self.of_tables, self.of_layers, job=job)
         else:
-            super().__init__(model, make(model.parameters(), lr=lr, in_backward=True), job=job)
+            super().__init__(model, make(model.parameters(), in_backward=True), job=job)
         self.settings = settings
         self._cold = list(variables(model.bags).values()) if "_" in placement.tiers else []
         self._offsets = torch.zeros(1, dtype=torch.int64)

@@ -35,8 +35,8 @@ class Placement:
     dram_rows: int = 1 << 16
     ssd_path: Path | None = None
 
-    def storage(self, embedding_dim: int, states: int = 1) -> variable.StorageOption:
-        """Return a table's storage option. Beside a weight a row has as many numbers of its optimizer's; keys take 24."""
+    def storage(self, embedding_dim: int, states: int) -> variable.StorageOption:
+        """Return a table's storage option. A row has ``states`` numbers beside each weight; its key takes 24 bytes."""
         rows = {"HBM": self.hbm_rows, "DRAM": self.dram_rows}
         sizes = [rows[tier] * (embedding_dim * 4 * (1 + states) + 24) for tier in self.tiers.split("_")[:-1]]
         path = None if self.ssd_path is None else str(self.ssd_path)
