@@ -28,15 +28,16 @@ class Optimizer:
         name: ``sgd`` or ``adagrad``.
         lr: learning rate.
         variables: what is trained.
+        initial: with what Adagrad's sums of squares begin, default 0.
     """
 
     #: By name, how many numbers are kept of each weight.
     STATES: ClassVar[Mapping[str, int]] = {"sgd": 0, "adagrad": 1}
 
-    def __init__(self, name: str, lr: float, variables: Iterable[Any]) -> None:
+    def __init__(self, name: str, lr: float, variables: Iterable[Any], initial: float = 0.0) -> None:
         self.variables, self._rate = list(variables), tf.constant(lr, tf.float32)
         count = self.STATES[name]
-        self._states = [[tf.Variable(tf.zeros_like(each)) for _ in range(count)] for each in self.variables]
+        self._states = [[tf.Variable(tf.fill(each.shape, initial)) for _ in range(count)] for each in self.variables]
         self._update: Callable[[Any, list[Any], Any], None] = getattr(self, f"_{name}")
 
     def step(self, gradients: Iterable[Any]) -> None:

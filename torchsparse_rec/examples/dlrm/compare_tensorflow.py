@@ -21,7 +21,7 @@ def compare(
     Compare as :func:`compare_steps` does. Ids are raw on both sides when a step begins.
 
     Args:
-        settings: the run's settings; tables are hashed, the optimizer is Adagrad or gradient descent.
+        settings: the run's settings; tables are hashed, the optimizer is Adagrad by Keras's rule or gradient descent.
         source: yields the batches, all of one size.
         steps: the number of steps.
         print_line: called with each line.
@@ -29,7 +29,7 @@ def compare(
     Returns:
         Both sides' losses and times.
     """
-    ours = TorchStep(settings, Placement())
+    ours = TorchStep(settings, Placement(), keras_rule=True)
     return compare_steps(
         ours, lambda form: TensorflowStep(settings, ours.model, form), FORMS, source, steps, TOLERANCE, print_line
     )

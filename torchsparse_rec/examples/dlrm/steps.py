@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 import torchsparse_rec
 
@@ -18,6 +20,8 @@ from .data import Batch
 from .model import DLRM
 from .settings import Settings
 from .tables import Placement, table_configs, table_ids, variables
+
+KERAS_SUM = 0.1
 
 
 def make_model(settings: Settings, placement: Placement, device: torch.device | str = "cpu") -> DLRM:
@@ -37,13 +41,21 @@ class TorchStep(Step[Batch]):
         placement: where the rows are.
         device: where the network is, default the CPU.
         job: over whose ranks the tables are split.
+        keras_rule: whether Adagrad's sums begin at Keras's 0.1 and not at 0, from where it amplifies rounding.
     """
 
     def __init__(
-        self, settings: Settings, placement: Placement, device: torch.device | str = "cpu", job: Job = ALONE
+        self,
+        settings: Settings,
+        placement: Placement,
+        device: torch.device | str = "cpu",
+        job: Job = ALONE,
+        keras_rule: bool = False,
     ) -> None:
         model = make_model(settings, placement, device)
-        make = partial(OPTIMIZERS[settings.optimizer], lr=settings.learning_rate())
+        make: Callable[..., Optimizer] = partial(OPTIMIZERS[settings.optimizer], lr=settings.learning_rate())
+        if keras_rule and settings.optimizer == "adagrad":
+            make = partial(make, initial_accumulator_value=KERAS_SUM)
         job.split(model)
         if job.is_alone:
             # There are two optimizers because dynamic tables have checkpoints of their own.
