@@ -105,7 +105,6 @@ def compare(arguments: argparse.Namespace) -> int:
     from . import compare_tensorflow
 
     settings = Settings(**Settings.given(arguments))
-    check_fit(arguments, settings)
     found = compare_tensorflow.compare(settings, make_source(settings), arguments.steps or COMPARED_STEPS)
     return int(found.largest_difference() > compare_tensorflow.TOLERANCE)
 
@@ -172,6 +171,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     with ending(parser, ValueError, OSError, ImportError):
+        if arguments.compare is not None:
+            check_fit(arguments, Settings(tables=arguments.tables))
         if _command.compares(arguments):
             return compare(arguments)
         torchmetrics()
