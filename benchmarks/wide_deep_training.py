@@ -112,6 +112,7 @@ class TheirTables:
 
     def __init__(self, problem: Problem, options: Options, form: tuple[str, str]) -> None:
         tf = tensorflow(options)
+        from torchsparse_rec.examples._tensorflow import Optimizer
         from torchsparse_rec.examples.wide_deep.tensorflow_step import Form, TensorflowTables
 
         names = _features(problem)
@@ -119,13 +120,13 @@ class TheirTables:
         rows = [table.numpy() for table in problem.tables().values()]
         tables = TensorflowTables(rows, hots, problem.kind == "hashed", problem.batch, Form(*form))
         gradients = [tf.constant(x.contiguous().numpy()) for x in _gradients(problem, hots, form[1])]
-        rate = tf.constant(RATE)
+        optimizer = Optimizer("sgd", RATE, tables.variables)
 
         @tf.function
         def step(ids: list[Any]) -> Any:
             with tf.GradientTape() as tape:
                 pooled = [x for part in tables.look_up(ids) for x in part]
-            tables.descend(tape.gradient(pooled, tables.variables, output_gradients=gradients), rate)
+            optimizer.step(tape.gradient(pooled, tables.variables, output_gradients=gradients))
             return pooled[0]
 
         prepared = [[tf.constant(batch.columns[name].flatten().numpy()) for name in names] for batch in problem.batches]
@@ -229,7 +230,7 @@ def their_training(problem: Problem, options: Options, form: tuple[str, str]) ->
 
     step = TensorflowStep(problem.columns(), problem.model(), RATE, problem.batch, Form(*form))
     prepared = {id(batch): step.prepare(batch) for batch in problem.batches}
-    return lambda batch: step(*prepared[id(batch)])
+    return lambda batch: step(prepared[id(batch)])
 
 
 def _cycled(step: Callable[[Batch], Any], problem: Problem) -> Call:

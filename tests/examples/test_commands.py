@@ -169,23 +169,29 @@ def test_it_refuses_flags(example, flags, text, capsys):
     assert text in refused(capsys, example.command, *flags.split())
 
 
-@pytest.mark.parametrize("example", ["ncf", "wide_deep"], indirect=True)
-def test_it_compares_on_the_cpu_alone_and_anew(example, capsys, monkeypatch):
-    compare = ["--compare", "tensorflow"]
-    assert "does not go with --resume" in refused(capsys, example.command, *compare, "--resume", "x")
+def test_it_compares_on_the_cpu_alone_and_anew(example, tmp_path, capsys, monkeypatch):
+    compare = [*example.flags, "--compare", "tensorflow"]
+    goes_on = "--checkpoint" if example.command is dlrm else "--resume"
+    assert f"does not go with {goes_on}" in refused(capsys, example.command, *compare, goes_on, tmp_path)
     assert "invalid choice: 'jax'" in refused(capsys, example.command, "--compare", "jax")
     monkeypatch.setattr(example.command, "device", torch.device)
     text = "--compare runs on the CPU, got --device cuda:1"
     assert text in refused(capsys, example.command, *compare, "--device", "cuda:1")
 
 
+def test_without_tensorflow_compare_says_so(example, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    flags = ["--tables", "hashed"] if example.command is dlrm else []
+    text = refused(capsys, example.command, *flags, "--compare", "tensorflow")
+    assert text.endswith("--compare tensorflow needs tensorflow: pip install 'torchsparse_rec[tensorflow]'")
+
+
 def test_flags_of_ranks_and_of_one_process_do_not_mix(example, tmp_path, monkeypatch, capsys):
     text = refused(capsys, example.command, *example.into(tmp_path), "--plan", "row_wise")
     assert text.endswith("--plan is of tables over ranks: start the command under torchrun")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    if example.command is not dlrm:
-        text = refused(capsys, example.command, "--compare", "tensorflow")
-        assert text.endswith("--compare runs in one process: it does not go with torchrun")
+    text = refused(capsys, example.command, *example.flags, "--compare", "tensorflow")
+    assert text.endswith("--compare runs in one process: it does not go with torchrun")
 
 
 def test_it_refuses_folders_and_checkpoints_it_cannot_use(example, tmp_path, capsys):

@@ -12,6 +12,8 @@ from examples.cases import write_criteo
 from torchsparse_rec import ops
 from torchsparse_rec.data import write_prebatched
 from torchsparse_rec.data.criteo import CATEGORIES, INTEGERS
+from torchsparse_rec.examples._optimizers import OPTIMIZERS
+from torchsparse_rec.examples._settings import GRAD_MODES
 from torchsparse_rec.examples.dlrm import data, model, sources, steps, tables, train
 from torchsparse_rec.examples.dlrm.settings import KINDS, Settings
 from torchsparse_rec.nn import EmbeddingBagConfig
@@ -305,6 +307,18 @@ def test_training_learns(kind):
     # The hidden model's own AUC is about 0.8.
     assert records[0].metrics.auc > 0.6 and records[1].metrics.auc > records[0].metrics.auc
     assert all(record.samples_per_second > 0 for record in records)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_gradient_modes_train_the_same_losses(kind, optimizer):
+    losses = {}
+    for mode in GRAD_MODES:
+        step = steps.TorchStep(settings_of(tables=kind, grad_mode=mode, optimizer=optimizer), tables.Placement())
+        assert isinstance(step.of_layers, OPTIMIZERS[optimizer]) and step.model.bags.grad_mode == mode
+        losses[mode] = [float(step(batch)) for batch in data.Generator(128, 100).batches(0, 4)]
+    for mode in GRAD_MODES[1:]:
+        assert losses[mode] == pytest.approx(losses["fused"], abs=1e-4), mode
 
 
 def test_hashed_tables_take_tensorflows_hash_of_raw_ids():

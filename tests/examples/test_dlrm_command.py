@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NETWORK = "--embedding-dim 4 --bottom 8 --top 16 --batch-size 128 --held-out 256".split()
 GENERATED = [*NETWORK, *"--samples 1024 --max-cardinality 100".split()]
 HASHED = "--tables hashed --buckets 60".split()
+COMPARE = "--tables hashed --compare tensorflow".split()
 SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "train.txt"
 
 
@@ -98,6 +99,16 @@ def test_criteos_sample_trains_end_to_end(kind, capsys):
         (["--tables", "hashed", "--tiers", "DRAM"], "--tiers does not go with --tables hashed"),
         (["--tables", "dynamic", "--buckets", "2"], "--buckets does not go with --tables dynamic"),
         (["--tables", "hashed", "--data", "none.txt"], "none.txt"),
+        (["--grad-mode", "lazy"], "invalid choice: 'lazy'"),
+        (["--optimizer", "rowwise"], "invalid choice: 'rowwise'"),
+        (["--compare", "tensorflow"], "--compare needs --tables hashed: TensorFlow has no tables that grow"),
+        ([*COMPARE, "--optimizer", "adam"], "--compare trains by adagrad or sgd, got --optimizer adam"),
+        ([*COMPARE, "--filter", "2"], "--filter does not go with --tables hashed"),
+        ([*COMPARE, "--data", "x"], "does not go with --data"),
+        ([*COMPARE, "--plan", "row_wise"], "does not go with --plan"),
+        ([*COMPARE, "--epochs", "1"], "does not go with --epochs"),
+        ([*COMPARE, "--held-out", "9"], "does not go with --held-out"),
+        ([*COMPARE, "--evaluate-every", "2"], "does not go with --evaluate-every"),
     ],
 )
 def test_it_refuses_flags(flags, text, capsys):

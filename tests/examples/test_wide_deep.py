@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torchsparse_rec import ops
 from torchsparse_rec.examples._checkpoints import Checkpoint
 from torchsparse_rec.examples._clicks import Clicks
+from torchsparse_rec.examples._optimizers import LEARNING_RATES, OPTIMIZERS
 from torchsparse_rec.examples.wide_deep import data, model, steps, train
 from torchsparse_rec.examples.wide_deep.columns import criteo_columns, generated_columns
 from torchsparse_rec.examples.wide_deep.settings import Settings
-from torchsparse_rec.examples.wide_deep.steps import LEARNING_RATES, OPTIMIZERS
 from torchsparse_rec.nn import EmbeddingBagConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from .._extras import extra_module
 from ._job import Job, leave
 from ._records import plot_curves, summary
 from ._trainer import Trainer
+
+#: Steps of --compare where no --steps are given.
+COMPARED_STEPS = 100
 
 
 def is_under_torchrun() -> bool:
@@ -26,6 +30,34 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag of what only several ranks have."""
     plans = ("auto", "row_wise", "table_wise", "column_wise", "data_parallel")
     parser.add_argument("--plan", choices=plans, help="where tables are, under torchrun; default auto: by their sizes")
+
+
+def compare_refusal(arguments: argparse.Namespace, trains: str, *names: str) -> str | None:
+    """
+    Return an error message if flags were given that do not go with --compare, else None.
+
+    Args:
+        arguments: with the flags of these names, ``compare`` and ``device``.
+        trains: says what --compare does, for which these flags mean nothing.
+        names: of the flags.
+    """
+    if arguments.compare is None:
+        return None
+    if is_under_torchrun():
+        return "--compare runs in one process: it does not go with torchrun"
+    if arguments.device.type != "cpu":
+        return f"--compare runs on the CPU, got --device {arguments.device}"
+    for name in names:
+        if getattr(arguments, name):
+            return f"--compare {trains}: it does not go with --{name.replace('_', '-')}"
+    return None
+
+
+def compares(arguments: argparse.Namespace) -> bool:
+    """Say whether --compare was given. Raise ``ImportError`` if it was and TensorFlow is not installed."""
+    if arguments.compare is not None:
+        extra_module("tensorflow", "tensorflow", "--compare tensorflow")
+    return arguments.compare is not None
 
 
 def begin(arguments: argparse.Namespace) -> Job:

@@ -13,6 +13,8 @@ import torch
 
 S = TypeVar("S", bound="Settings")
 
+GRAD_MODES = ("fused", "sparse", "dense", "auto")
+
 # ---- Types of flags --------------------------------------------------------------------------------------------------
 
 

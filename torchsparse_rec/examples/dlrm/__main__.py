@@ -12,15 +12,18 @@ from ..._extras import extra_module
 from .. import _command
 from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
-from .._command import check_writable, ending
+from .._command import COMPARED_STEPS, check_writable, ending
 from .._job import Job
 from .._settings import device, positive_int
 from .._trainer import Trainer
 from .checkpoints import Checkpoints
 from .data import Batch
 from .settings import Settings
+from .sources import make_source
 from .tables import TIERS, Placement, statistics
 from .train import make_trainer
+
+DEFAULT_EPOCHS = 1
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,13 +48,19 @@ def make_parser() -> argparse.ArgumentParser:
         help="steps between full checkpoints, default: at the end",
     )
     add("--delta-every", type=positive_int, metavar="STEPS", help="steps between checkpoints of the changed rows alone")
-    add("--epochs", type=positive_int, default=1, help="epochs in total, default 1")
+    add("--epochs", type=positive_int, help=f"epochs in total, default {DEFAULT_EPOCHS}")
     add("--steps", type=positive_int, help="stop after this many steps in total")
     add("--evaluate-every", type=positive_int, metavar="STEPS", help="steps between metrics within an epoch")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
-    add("--threads", type=positive_int, help="threads of torch, default its own choice")
+    add("--threads", type=positive_int, help="threads of torch and TensorFlow, default torch's choice")
+    add("--compare", choices=["tensorflow"], help=f"train --steps in TensorFlow too, default {COMPARED_STEPS}")
     _command.add_flag(parser)
     return parser
+
+
+def epochs_of(arguments: argparse.Namespace) -> int:
+    """Return the number of epochs in all. The flag has no default, which shows whether it was given."""
+    return arguments.epochs or DEFAULT_EPOCHS
 
 
 def make_placement(arguments: argparse.Namespace, job: Job) -> Placement:
@@ -83,12 +92,21 @@ def start(arguments: argparse.Namespace, job: Job) -> Trainer[Batch]:
     trainer = make_trainer(settings, place, job.device, checkpoints, arguments.data, job)
     if content is not None and checkpoints is not None:
         trainer.resume(content, checkpoints)
-        if trainer.is_over(arguments.epochs, arguments.steps) and not job.is_restart:
+        if trainer.is_over(epochs_of(arguments), arguments.steps) and not job.is_restart:
             raise ValueError(
                 f"{path} has {trainer.epoch} epochs and {trainer.step} steps already: --epochs or --steps "
                 "must be larger, or --checkpoint another folder"
             )
     return trainer
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Run --compare tensorflow; return 1 if the losses differ, else 0."""
+    from . import compare_tensorflow
+
+    settings = Settings(**Settings.given(arguments))
+    found = compare_tensorflow.compare(settings, make_source(settings), arguments.steps or COMPARED_STEPS)
+    return int(found.largest_difference() > compare_tensorflow.TOLERANCE)
 
 
 def check_fit(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -121,7 +139,13 @@ def refusal(arguments: argparse.Namespace) -> str | None:
                 return f"--{name.replace('_', '-')} needs {what}"
     if tiers.endswith("_SSD") and arguments.ssd_path is None and arguments.checkpoint is None:
         return f"--tiers {tiers} needs --ssd-path or --checkpoint"
-    return None
+    if arguments.compare is not None:
+        if arguments.optimizer not in (None, "adagrad", "sgd"):
+            return f"--compare trains by adagrad or sgd, got --optimizer {arguments.optimizer}"
+        if arguments.tables != "hashed":
+            return "--compare needs --tables hashed: TensorFlow has no tables that grow"
+    names = ("data", "checkpoint", "plan", "epochs", "held_out", "evaluate_every")
+    return _command.compare_refusal(arguments, "trains --steps anew on generated examples and writes nothing", *names)
 
 
 def describe(trainer: Trainer) -> str:
@@ -147,12 +171,16 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     with ending(parser, ValueError, OSError, ImportError):
+        if arguments.compare is not None:
+            check_fit(arguments, Settings(tables=arguments.tables))
+        if _command.compares(arguments):
+            return compare(arguments)
         torchmetrics()
         job = _command.begin(arguments)
         trainer = start(arguments, job)
     job.print(describe(trainer))
     with ending(parser, ValueError, OSError):  # a file that is damaged further in, or a disk that is full
-        _command.train(trainer, arguments.epochs, arguments.steps, arguments.evaluate_every)
+        _command.train(trainer, epochs_of(arguments), arguments.steps, arguments.evaluate_every)
         job.print(*statistics(trainer.train_on.model.bags, job))
         _command.finish(trainer, f"DLRM, {trainer.settings.tables} tables", arguments.checkpoint)
     return job.end()

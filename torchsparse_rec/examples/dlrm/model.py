@@ -97,6 +97,7 @@ class DLRM(nn.Module):
         tables: a config for each feature, all of one dim.
         numbers: how many numbers an example has. Default 13, as in Criteo's data.
         bottom, top: as for :class:`DenseLayers`. Default: the paper's program's for the Display Advertising Challenge.
+        grad_mode: of the tables: ``fused`` (default), ``sparse``, ``dense`` or ``auto``.
 
     Source:
         Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems, 2019.
@@ -115,6 +116,7 @@ class DLRM(nn.Module):
         numbers: int = 13,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 256),
+        grad_mode: str = "fused",
     ) -> None:
         super().__init__()
         dims = {table.embedding_dim for table in tables}
@@ -122,7 +124,7 @@ class DLRM(nn.Module):
             raise ValueError(f"tables must have one embedding_dim, got {sorted(dims)}")
         features = sum(len(table.feature_names) for table in tables)
         self.layers = DenseLayers(numbers, features, dims.pop(), bottom, top)
-        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode="fused")
+        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode=grad_mode)
 
     def forward(self, numbers: Tensor, ids: Any) -> Tensor:
         """Return the logits ``[B]`` of numbers ``[B, n]`` and all features' ids, a ``KeyedJaggedTensor`` or mapping."""

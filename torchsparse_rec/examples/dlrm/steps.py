@@ -2,52 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 import torchsparse_rec
 
-from ...data.criteo import CATEGORIES
+from ...data.criteo import CATEGORIES, INTEGERS
 from .._job import ALONE, Job
+from .._optimizers import OPTIMIZERS
 from .._step import Step
 from .data import Batch
 from .model import DLRM
 from .settings import Settings
 from .tables import Placement, table_configs, table_ids, variables
 
+KERAS_SUM = 0.1
+
 
 def make_model(settings: Settings, placement: Placement, device: torch.device | str = "cpu") -> DLRM:
     """Make a network whose weights depend on the seed alone. torch's global generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        return DLRM(table_configs(settings, placement), bottom=settings.bottom, top=settings.top).to(device)
+        tables = table_configs(settings, placement)
+        return DLRM(tables, len(INTEGERS), settings.bottom, settings.top, settings.grad_mode).to(device)
 
 
 class TorchStep(Step[Batch]):
     """
-    Forward, backward and Adagrad's update of tables and dense layers.
+    Forward, backward and update of tables and dense layers.
 
     Args:
         settings: the run's settings.
         placement: where the rows are.
         device: where the network is, default the CPU.
         job: over whose ranks the tables are split.
+        keras_rule: whether Adagrad's sums begin at Keras's 0.1 and not at 0, from where it amplifies rounding.
     """
 
     def __init__(
-        self, settings: Settings, placement: Placement, device: torch.device | str = "cpu", job: Job = ALONE
+        self,
+        settings: Settings,
+        placement: Placement,
+        device: torch.device | str = "cpu",
+        job: Job = ALONE,
+        keras_rule: bool = False,
     ) -> None:
-        model, make = make_model(settings, placement, device), torchsparse_rec.optim.Adagrad
+        model = make_model(settings, placement, device)
+        make: Callable[..., Optimizer] = partial(OPTIMIZERS[settings.optimizer], lr=settings.learning_rate())
+        if keras_rule and settings.optimizer == "adagrad":
+            make = partial(make, initial_accumulator_value=KERAS_SUM)
         job.split(model)
         if job.is_alone:
             # There are two optimizers because dynamic tables have checkpoints of their own.
-            self.of_tables = make(model.bags.parameters(), lr=settings.lr, in_backward=True)
-            self.of_layers = make(model.layers.parameters(), lr=settings.lr)
+            self.of_tables = make(model.bags.parameters(), in_backward=True)
+            self.of_layers = make(model.layers.parameters())
             super().__init__(model, self.of_tables, self.of_layers, job=job)
         else:
-            super().__init__(model, make(model.parameters(), lr=settings.lr, in_backward=True), job=job)
+            super().__init__(model, make(model.parameters(), in_backward=True), job=job)
         self.settings = settings
         self._cold = list(variables(model.bags).values()) if "_" in placement.tiers else []
         self._offsets = torch.zeros(1, dtype=torch.int64)

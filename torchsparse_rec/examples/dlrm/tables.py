@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import initializers, nn, ops, variable
 from ...data.criteo import CATEGORIES
 from .._job import ALONE, Job
+from .._optimizers import STATES
 from .settings import Settings
 
 # The rows for which a dynamic table has room at first. It grows.
@@ -34,10 +35,10 @@ class Placement:
     dram_rows: int = 1 << 16
     ssd_path: Path | None = None
 
-    def storage(self, embedding_dim: int) -> variable.StorageOption:
-        """Return a table's storage option. A row takes as many bytes of optimizer state as of weights, its key 24."""
+    def storage(self, embedding_dim: int, states: int) -> variable.StorageOption:
+        """Return a table's storage option. A row has ``states`` numbers beside each weight; its key takes 24 bytes."""
         rows = {"HBM": self.hbm_rows, "DRAM": self.dram_rows}
-        sizes = [rows[tier] * (embedding_dim * 4 * 2 + 24) for tier in self.tiers.split("_")[:-1]]
+        sizes = [rows[tier] * (embedding_dim * 4 * (1 + states) + 24) for tier in self.tiers.split("_")[:-1]]
         path = None if self.ssd_path is None else str(self.ssd_path)
         return variable.StorageOption(self.tiers, path, sizes)
 
@@ -62,7 +63,7 @@ def _option(settings: Settings, placement: Placement) -> variable.EmbeddingVaria
     return variable.EmbeddingVariableOption(
         filter_option=None if settings.filter is None else variable.CounterFilter(settings.filter),
         evict_option=evict,
-        storage_option=placement.storage(settings.embedding_dim),
+        storage_option=placement.storage(settings.embedding_dim, STATES[settings.optimizer]),
     )
 
 

@@ -72,28 +72,23 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command, and return its exit code. Unusable input ends the process with one line and code 2."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    if arguments.compare and arguments.resume:
-        parser.error("--compare trains anew: it does not go with --resume")
-    if arguments.compare and arguments.device.type != "cpu":
-        parser.error(f"--compare runs on the CPU, got --device {arguments.device}")
-    if arguments.compare and _command.is_under_torchrun():
-        parser.error("--compare runs in one process: it does not go with torchrun")
+    wrong = _command.compare_refusal(arguments, "trains anew and writes nothing", "resume", "plan", "output_dir")
+    if wrong is not None:
+        parser.error(wrong)
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
-    with ending(parser, ValueError, OSError):
+    with ending(parser, ValueError, OSError, ImportError):
         job = _command.begin(arguments)
-        if not arguments.compare:
+        compares = _command.compares(arguments)
+        if not compares:
             check_writable(output)
         interactions, where = job.from_first(lambda: data.load(arguments.dataset, arguments.data_dir))
-        trainer = None if arguments.compare else start(arguments, interactions, output, job)
+        trainer = None if compares else start(arguments, interactions, output, job)
     job.print(
         f"data: {where}: {interactions.num_users:,} users, {interactions.num_items:,} items, "
         f"{len(interactions.users):,} interactions"
     )
     if trainer is None:
-        try:
-            return compare(arguments, interactions)
-        except ImportError as error:
-            parser.exit(2, f"{parser.prog}: error: --compare tensorflow needs TensorFlow: {error}\n")
+        return compare(arguments, interactions)
     with ending(parser, OSError):  # a disk that is full
         _command.train(trainer, arguments.epochs)
         _command.finish(trainer, f"NeuMF on {interactions.name}, grad_mode={trainer.settings.grad_mode}", output)

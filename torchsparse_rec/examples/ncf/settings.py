@@ -6,10 +6,9 @@ import argparse
 from dataclasses import dataclass
 
 from .. import _settings
-from .._settings import default_rates, positive_float, positive_int, seed, setting, widths
+from .._settings import GRAD_MODES, default_rates, positive_float, positive_int, seed, setting, widths
 
 OPTIMIZERS = ("adam", "sgd", "adagrad")
-GRAD_MODES = ("sparse", "dense", "fused", "auto")
 LEARNING_RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ...data.criteo import CATEGORIES
 from .. import _command
 from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
-from .._command import check_unfinished, check_writable, ending
+from .._command import COMPARED_STEPS, check_unfinished, check_writable, ending
 from .._job import Job
 from .._settings import device, positive_float, positive_int
 from .._trainer import Trainer
@@ -27,7 +26,6 @@ from .train import make_columns, make_trainer
 
 DEFAULT_EPOCHS = 3
 DEFAULT_OUTPUT = Path("runs/wide_deep")
-COMPARED_STEPS = 100
 FORM = "wide_deep 2"
 
 
@@ -112,20 +110,10 @@ def refusal(arguments: argparse.Namespace) -> str | None:
                 return f"--{name} is of generated examples: it does not go with --criteo"
     if arguments.rows is not None and arguments.table_gb is not None:
         return "argument --table-gb: not allowed with argument --rows"
-    if arguments.compare is None:
-        return None
-    if _command.is_under_torchrun():
-        return "--compare runs in one process: it does not go with torchrun"
-    if arguments.resume is not None or arguments.criteo is not None:
-        return "--compare trains anew, on generated examples: it does not go with --resume or --criteo"
-    if arguments.device.type != "cpu":
-        return f"--compare runs on the CPU, got --device {arguments.device}"
-    if arguments.optimizer not in (None, "sgd"):
+    if arguments.compare is not None and arguments.optimizer not in (None, "sgd"):
         return f"--compare trains by gradient descent, got --optimizer {arguments.optimizer}"
-    for name in ("epochs", "held_out", "evaluate_every", "output_dir", "no_checkpoint"):
-        if getattr(arguments, name):
-            return f"--compare trains --steps and writes nothing: it does not go with --{name.replace('_', '-')}"
-    return None
+    names = ("resume", "criteo", "plan", "epochs", "held_out", "evaluate_every", "output_dir", "no_checkpoint")
+    return _command.compare_refusal(arguments, "trains --steps anew on generated examples and writes nothing", *names)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,9 +127,7 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(arguments.threads)
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
     with ending(parser, ValueError, OSError, ImportError):
-        if arguments.compare:
-            if importlib.util.find_spec("tensorflow") is None:
-                raise ImportError("--compare tensorflow needs TensorFlow: pip install 'torchsparse-rec[tensorflow]'")
+        if _command.compares(arguments):
             return compare(arguments)
         torchmetrics()
         job = _command.begin(arguments)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import torchsparse_rec
 
 from .._layers import linear
-
-GRAD_MODES = ("fused", "sparse", "dense", "auto")
+from .._settings import GRAD_MODES
 
 
 class WideDeep(nn.Module):

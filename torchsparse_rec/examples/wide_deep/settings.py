@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import _settings
-from .._settings import default_rates, positive_float, positive_int, seed, setting, widths
+from .._optimizers import LEARNING_RATES, OPTIMIZERS
+from .._settings import GRAD_MODES, default_rates, positive_float, positive_int, seed, setting, widths
 from .columns import KINDS
 from .data import DISTRIBUTIONS
-from .model import GRAD_MODES
-from .steps import LEARNING_RATES, OPTIMIZERS
 
 
 @dataclass(frozen=True)

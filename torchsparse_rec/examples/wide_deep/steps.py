@@ -7,26 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import torchsparse_rec
-
 from .._job import ALONE, Job
+from .._optimizers import OPTIMIZERS
 from .._step import Step
 from .columns import Columns
 from .data import Batch
 from .model import WideDeep
-
-# These optimizers treat the elements of a row one by one, as a row holds an embedding and a weight of the wide part.
-_OPTIMIZERS = {
-    "sgd": (torchsparse_rec.optim.SGD, 0.1),
-    "adagrad": (torchsparse_rec.optim.Adagrad, 0.05),
-    "adam": (torchsparse_rec.optim.Adam, 1e-3),
-    "adamw": (torchsparse_rec.optim.AdamW, 1e-3),
-    "rmsprop": (torchsparse_rec.optim.RMSprop, 1e-3),
-    "adadelta": (torchsparse_rec.optim.Adadelta, 1.0),
-    "ftrl": (torchsparse_rec.optim.Ftrl, 0.05),
-}
-OPTIMIZERS = {name: kind for name, (kind, _) in _OPTIMIZERS.items()}
-LEARNING_RATES = {name: rate for name, (_, rate) in _OPTIMIZERS.items()}
 
 
 def make_model(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from .._comparison import use_torch_threads
+from .._tensorflow import Optimizer, Step, linear, use_torch_threads
 from .columns import Columns
 from .data import Batch
 from .model import WideDeep
@@ -42,7 +42,7 @@ FORMS = [Form(lookup, tables) for tables in TABLES for lookup in LOOKUPS]
 
 class TensorflowTables:
     """
-    TensorFlow's tables of all features: lookups, and updates by gradient descent.
+    TensorFlow's tables of all features.
 
     Args:
         rows: a table ``[rows, dim + 1]`` for each feature.
@@ -85,11 +85,6 @@ class TensorflowTables:
         pooled = tf.reduce_mean if combiner == "mean" else tf.reduce_sum
         return pooled(tf.reshape(rows, [self._batch, hot, -1]), 1)
 
-    def descend(self, slices: Sequence[Any], rate: Any) -> None:
-        """Subtract ``rate`` times the gradients, IndexedSlices in the order of ``variables``, from the variables."""
-        for variable, each in zip(self.variables, slices, strict=True):
-            tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=each.indices, updates=rate * each.values)
-
     def rows(self) -> list[np.ndarray]:
         """Return the trained tables ``[rows, dim + 1]``."""
         return [np.concatenate([part[n].numpy() for part in self.parts], 1) for n in range(len(self._hots))]
@@ -106,12 +101,9 @@ def _places(batch: int, hot: int) -> np.ndarray:
     return np.stack([places // hot, places % hot], 1)
 
 
-class TensorflowStep:
+class TensorflowStep(Step):
     """
-    Forward, backward and gradient descent in one ``tf.function``, whose inputs are TensorFlow's tensors already.
-
-    It uses no feature columns and no Keras. It updates tables by scattered subtraction of their IndexedSlices, and
-    dense weights by TensorFlow's fused operator, as TensorFlow's own optimizers do.
+    Forward, backward and gradient descent in TensorFlow.
 
     Args:
         columns: the features, identity or hashed integers.
@@ -132,8 +124,7 @@ class TensorflowStep:
         self._features, self._dim = model.features, model.embedding_dim
         self._chosen = tf.constant(model.get_buffer("chosen").numpy())
         self._layers = len(model.hidden)
-        self._rate = tf.constant(lr, tf.float32)
-        self._function = tf.function(self._train)
+        super().__init__(Optimizer("sgd", lr, [*self._dense.values(), *self.tables.variables]))
 
     def prepare(self, batch: Batch) -> Any:
         """Copy a batch into TensorFlow's tensors: labels, numbers in one, ids flat for each feature."""
@@ -141,32 +132,16 @@ class TensorflowStep:
         ids = [tf.constant(batch.columns[name].flatten().numpy()) for name in self._names]
         return tf.constant(batch.labels.numpy()), tf.constant(numbers.numpy()), ids
 
-    def __call__(self, labels: Any, numbers: Any, ids: list[Any]) -> Any:
-        """Train on one batch, and return its mean loss."""
-        return self._function(labels, numbers, ids)
-
     def weights(self) -> dict[str, np.ndarray]:
         """Return the trained dense weights by name."""
         return {name: variable.numpy() for name, variable in self._dense.items()}
 
-    def _train(self, labels: Any, numbers: Any, ids: list[Any]) -> Any:
-        with tf.GradientTape() as tape:
-            logits = self._logits(numbers, self.tables.look_up(ids))
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
-        names = list(self._dense)
-        dense, slices = tape.gradient(loss, ([self._dense[name] for name in names], self.tables.variables))
-        for name, gradient in zip(names, dense, strict=True):
-            tf.raw_ops.ResourceApplyGradientDescent(var=self._dense[name].handle, alpha=self._rate, delta=gradient)
-        self.tables.descend(slices, self._rate)
-        return loss
-
-    def _logits(self, numbers: Any, pooled: list[list[Any]]) -> Any:
-        dense = self._dense
+    def _logits(self, numbers: Any, ids: list[Any]) -> Any:
+        dense, pooled = self._dense, self.tables.look_up(ids)
         hidden, wide = self._joined(numbers, pooled[0]) if len(pooled) == 1 else self._separate(numbers, *pooled)
         for layer in range(1, self._layers):
-            product = tf.matmul(hidden, dense[f"hidden.{layer}.weight"], transpose_b=True)
-            hidden = tf.nn.relu(tf.nn.bias_add(product, dense[f"hidden.{layer}.bias"]))
-        deep = tf.nn.bias_add(tf.matmul(hidden, dense["output.weight"], transpose_b=True), dense["output.bias"])
+            hidden = tf.nn.relu(linear(hidden, dense[f"hidden.{layer}.weight"], dense[f"hidden.{layer}.bias"]))
+        deep = linear(hidden, dense["output.weight"], dense["output.bias"])
         return tf.squeeze(deep + wide, axis=1)
 
     def _separate(self, numbers: Any, embeddings: list[Any], weights: list[Any]) -> tuple[Any, Any]:
