@@ -77,6 +77,8 @@ READERS: dict[str, Callable[[Collection], Any]] = {
     "embedding_collection_weights_backward": of_weights,
     "embedding_collection_update_": update,
 }
+
+
 def coo(x: Collection) -> Any:
     return _ops.embedding_collection_coo_backward.default(x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
 

@@ -165,7 +165,8 @@ class Plan(NamedTuple):
         """
         Return the gradient of the wanted tables.
 
-        With ``kind`` ``"dense"`` or ``"coo"`` it is a list of tensors, with ``"sparse"`` a list of values and one of rows.
+        With ``kind`` ``"dense"`` or ``"coo"`` it is a list of tensors, with ``"sparse"`` a list of values and one of
+        rows.
         """
         if self.scale_grad_by_freq:
             return self._scaled_gradient(kind, grad, ids, argmax)
