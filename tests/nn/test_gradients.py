@@ -253,7 +253,8 @@ def test_hooks_on_a_table_of_a_collection():
     """A hook may come at any time, and change rows: a mark is set where no hook comes after the one that looks."""
 
     def swapped(grad):
-        return torch.sparse_coo_tensor(grad._indices().flip(1), grad._values(), grad.shape, check_invariants=False)
+        rows, values = grad._indices().flip(1), grad._values().flip(0)
+        return torch.sparse_coo_tensor(rows, values, grad.shape, check_invariants=False)
 
     tables = collection()
     first, second = weights_of(tables)
