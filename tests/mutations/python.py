@@ -63,8 +63,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/gradients.py",
         "sign",
-        "self.noted != (backward_number(), grad._nnz())",
-        "self.noted[1] != grad._nnz()",
+        "self.noted == (backward_number(), grad._nnz())",
+        "self.noted[1] == grad._nnz()",
         "nn",
     ),
     Mutation("torchsparse_rec/ops/autograd.py", "sign", "and not is_wrapped(weight)", "and weight is not None", "nn"),

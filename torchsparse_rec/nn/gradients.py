@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from .._torch import as_stored, backward_number, grad_of, gradient_hooks, mark_coalesced
+from .._torch import as_stored, backward_number, below_autograd, grad_of, gradient_hooks, mark_coalesced
 
 __all__ = ["sparse_to_dense_grads"]
 
@@ -70,8 +70,9 @@ class CoalescedMark:
         if grad is None or not grad.is_sparse:
             return
         hooks = gradient_hooks(parameter)[0]
-        if self.noted == (backward_number(), grad._nnz()) and (not hooks or self._is_last(hooks)):
-            mark_coalesced(grad)
+        with below_autograd():
+            if self.noted == (backward_number(), grad._nnz()) and (not hooks or self._is_last(hooks)):
+                mark_coalesced(grad)
         if hooks or self.is_shared:
             self.watch(parameter)
 

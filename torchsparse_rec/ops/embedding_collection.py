@@ -226,9 +226,10 @@ def tell(marks: Marks, gradients: Sequence[Tensor]) -> None:
     """Tell the tables' marks of sparse gradients that the running backward is about to give them."""
     if marks is not None:
         backward = backward_number()
-        for mark, gradient in zip(marks, gradients, strict=True):
-            if mark is not None:
-                mark.arrives(gradient, backward)
+        with below_autograd():
+            for mark, gradient in zip(marks, gradients, strict=True):
+                if mark is not None:
+                    mark.arrives(gradient, backward)
 
 
 def _is_kernel_enough() -> bool:

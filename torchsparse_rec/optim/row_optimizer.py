@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, grad_of, is_made_by_zero, is_step_seen, step_without_hooks
+from .._torch import as_stored, below_autograd, grad_of, is_made_by_zero, is_step_seen, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
@@ -179,7 +179,8 @@ class RowOptimizer(InBackward):
         with torch.no_grad(), as_stored():
             self._end_backwards()
             for group in self.param_groups:
-                others = self._collect(group, tables)
+                with below_autograd():  # which would make views of each gradient's rows and values
+                    others = self._collect(group, tables)
                 if others:
                     dense.append({**group, "params": others})
         if dense:
