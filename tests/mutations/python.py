@@ -122,10 +122,11 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/auto.py",
         "bound",
-        "    if rows <= max(ids, SMALL_TABLE) or",
-        "    if rows < max(ids, SMALL_TABLE) or",
+        "    return rows <= SMALL_TABLE or",
+        "    return rows < SMALL_TABLE or",
         "nn",
     ),
+    Mutation("torchsparse_rec/nn/auto.py", "bound", "if rows <= ids or is_small", "if rows < ids or is_small", "nn"),
     Mutation(
         "torchsparse_rec/nn/_fused.py",
         "stale",

@@ -179,8 +179,7 @@ class RowOptimizer(InBackward):
         with torch.no_grad(), as_stored():
             self._end_backwards()
             for group in self.param_groups:
-                with below_autograd():  # which would make views of each gradient's rows and values
-                    others = self._collect(group, tables)
+                others = self._collect(group, tables)
                 if others:
                     dense.append({**group, "params": others})
         if dense:
@@ -197,7 +196,7 @@ class RowOptimizer(InBackward):
 
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
         """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
-        others = []
+        others, found = [], []
         name, number, idle = type(self).__name__, id(group), self._zero_rows_are_idle or group["lazy"]
         for parameter in group["params"]:
             grad = grad_of(parameter)
@@ -211,7 +210,9 @@ class RowOptimizer(InBackward):
                 if table is None or not table.owned or self._steps_densely(group, parameter, idle):
                     others.append(parameter)
                     continue
-            tables.append((parameter, gradient_of(name, grad, idle)))
+            found.append((parameter, grad))
+        with below_autograd():  # which would make views of each gradient's rows and values
+            tables.extend((parameter, gradient_of(name, grad, idle)) for parameter, grad in found)
         return others
 
     def _steps_densely(self, group: dict[str, Any], parameter: Tensor, idle: bool) -> bool:
