@@ -29,11 +29,11 @@ class Documents:
     def add(self, values: Any) -> None:
         """Count a batch of at least two dimensions: each row is a document."""
         flat, rows, count = _rows_of(values, self._in_documents is not None)
-        tokens = strings_of_list(flat.tolist(), "data") if isinstance(flat, np.ndarray) else flat
+        tokens = strings_of_list(flat.tolist(), "data") if isinstance(flat, np.ndarray) else flat.cpu()
         self._counts.add(tokens)
         if self._in_documents is None:
             return
-        self._in_documents.add(tokens, _first_in_row(tokens, rows))
+        self._in_documents.add(tokens, _first_in_row(tokens, rows.cpu()))
         self._documents += count
 
     def remove(self, token: Any) -> None:

@@ -184,7 +184,9 @@ class HashedCrossing(Encoder):
                     f"inputs must have equal shapes, got {list(shape)} and, in position {position}, "
                     f"{list(feature.shape)}"
                 )
-        crosses, _ = ops.cross_hashed([feature.reshape(-1) for feature in features], self.num_bins)
+        device = next((feature.device for feature in features if isinstance(feature, Tensor)), None)
+        values = [x.reshape(-1) if isinstance(x, Tensor) else ops.fingerprint64(x.reshape(-1)) for x in features]
+        crosses, _ = ops.cross_hashed([x.to(device) for x in values], self.num_bins)
         bins = crosses.reshape(shape)
         if self.output_mode == "int":
             return bins.to(self.dtype)

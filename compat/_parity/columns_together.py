@@ -147,7 +147,7 @@ def _formed(rng: np.random.Generator, x: Any, nulls: bool) -> Any:
     """Return a feature in one of its equivalent forms, drawn at random."""
     if isinstance(x, SparseTensor):
         return x if has_holes(x) else one_of(rng, _ROWS)(x)
-    flat = x if isinstance(x, np.ndarray) else x.numpy()
+    flat = x if isinstance(x, np.ndarray) else x.cpu().numpy()
     if isinstance(x, Tensor) and not x.is_floating_point() and rng.random() < 0.2 and not bool((x < 0).any()):
         return x.to(torch.uint8) if x.numel() == 0 or int(x.max()) < 256 else x.to(torch.uint64)
     forms: list[Callable[[], Any]] = [lambda: x, lambda: flat, lambda: _arrow(flat, nulls)]
@@ -164,8 +164,8 @@ def _lists(x: SparseTensor) -> list[Any]:
 def _arrow_lists(x: SparseTensor) -> Any:
     import pyarrow as pa
 
-    values = pa.array(x.values if isinstance(x.values, np.ndarray) else x.values.numpy())
-    return pa.LargeListArray.from_arrays(pa.array(offsets_of(x).numpy()), values)
+    values = pa.array(x.values if isinstance(x.values, np.ndarray) else x.values.cpu().numpy())
+    return pa.LargeListArray.from_arrays(pa.array(offsets_of(x).cpu().numpy()), values)
 
 
 _ROWS: tuple[Callable[[SparseTensor], Any], ...] = (

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..tensorflow import RaggedTensor, SparseTensor
 from .bounds import near
 from .case import INF, NAN, Case, Operator, Outcome, Reference
+from .convert import leaves
 from .draw import one_of, size
 
 _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
@@ -271,7 +272,8 @@ def _run_ours(layer: str, arguments: dict[str, Any]) -> Any:
     made = getattr(keras, layer)(**arguments["layer"])
     # The layer is made again from its configuration, which must give the same layer.
     made = type(made).from_config(made.get_config())
-    return _run(made, arguments, lambda x: x, iter)
+    devices = [x.device for _, x in leaves(arguments["inputs"], "inputs") if isinstance(x, Tensor)]
+    return _run(made.to(devices[0]) if devices else made, arguments, lambda x: x, iter)
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:

@@ -48,8 +48,16 @@ def _with_int64(column: Column) -> Column:
     if isinstance(column, SparseTensor):
         if not isinstance(column.values, Tensor):
             return column
-        return column.with_values(column.values.to(torch.int64))
-    return column.to(torch.int64) if isinstance(column, Tensor) else column
+        return column.with_values(_as_int64(column.values))
+    return _as_int64(column) if isinstance(column, Tensor) else column
+
+
+def _as_int64(x: Tensor) -> Tensor:
+    """Cast numbers as TensorFlow does on x86: NaN and what int64 does not hold give its least value, on CUDA too."""
+    whole = x.to(torch.int64)
+    if not x.is_floating_point():
+        return whole
+    return whole.masked_fill(~(x.abs() < 2.0**63), torch.iinfo(torch.int64).min)
 
 
 def jagged(columns: Sequence[Column], raw: bool) -> tuple[list[JaggedColumn], int]:
@@ -83,8 +91,8 @@ def _argument(column: Column, raw: bool) -> str:
 
 
 def _device(column: Column) -> torch.device | None:
-    values = column.values if isinstance(column, SparseTensor) else column
-    return values.device if isinstance(values, Tensor) else None
+    where = column.indices if isinstance(column, SparseTensor) else column
+    return where.device if isinstance(where, Tensor) else None
 
 
 def _strings(values: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,11 @@ def sizes(argument: str, value: Any) -> list[int]:
     if tensor.dim() != 1:
         raise ValueError(f"{argument} must be a vector, got shape {list(tensor.shape)}")
     return tensor.tolist()
+
+
+def _numbered(strings: np.ndarray, indices: Tensor) -> Tensor:
+    """Return the numbers of strings, which stand for them on the device of their indices: strings are on the CPU."""
+    return torch.arange(strings.shape[0], device=indices.device)
 
 
 def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> SparseTensor:
@@ -98,7 +104,7 @@ def filled_rows(
         return ops.sparse_fill_empty_rows(indices, values, dense_shape[0], default)
     if values.ndim != 1:
         raise ValueError(f"values must be a vector, got shape {list(values.shape)}")
-    filled = ops.sparse_fill_empty_rows(indices, torch.arange(values.shape[0]), dense_shape[0], values.shape[0])
+    filled = ops.sparse_fill_empty_rows(indices, _numbered(values, indices), dense_shape[0], values.shape[0])
     return filled.indices, take(with_last(values, default), filled.values), *filled[2:]
 
 
@@ -134,7 +140,7 @@ def reordered(indices: Tensor, values: Any) -> tuple[Tensor, Any]:
     """Sort indices and values by the indices."""
     if isinstance(values, Tensor):
         return ops.sparse_reorder(indices, values)
-    ordered, places = ops.sparse_reorder(indices, torch.arange(values.shape[0]))
+    ordered, places = ops.sparse_reorder(indices, _numbered(values, indices))
     return ordered, take(values, places)
 
 
@@ -199,7 +205,7 @@ def dense(indices: Tensor, shape: list[int], values: Any, default_value: Any, va
     """Call ``ops.sparse_to_dense``, for strings too, with TensorFlow's gradient."""
     default = as_scalar_like("default_value", default_value, values)
     if not isinstance(values, Tensor):
-        places = ops.sparse_to_dense(indices, shape, torch.arange(values.shape[0]), values.shape[0], validate)
+        places = ops.sparse_to_dense(indices, shape, _numbered(values, indices), values.shape[0], validate)
         return take(with_last(values, default), places)
     if validate or not (values.requires_grad or default.requires_grad):
         return ops.sparse_to_dense(indices, shape, values, default, validate)

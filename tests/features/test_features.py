@@ -9,10 +9,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cuda_cases import sync_debug_mode
 from features.cases import IDENTITY, assert_same, rows_of
+from torch.overrides import TorchFunctionMode
 
 from torchsparse_rec import features
 from torchsparse_rec.features import FeatureTransform
+from torchsparse_rec.features.raw import Raw
 from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingCollection
 
 # ---- Numbers --------------------------------------------------------------------------------------------------------
@@ -334,11 +337,31 @@ def test_a_gpu_gives_the_same_without_waiting():
     batch = {f"{kind}{k}": torch.arange(8, device="cuda") for kind in "ch" for k in range(3)}
     batch["n"] = torch.randn(8, device="cuda")
     quick(batch)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with sync_debug_mode("error"):
         quick(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+def test_a_transform_on_the_cpu_waits_for_a_batch_from_a_gpu() -> None:
+    numbers = torch.randn(2**24)
+    transform = FeatureTransform([features.numeric_column("n")])
+    assert torch.equal(transform({"n": numbers.cuda()}).dense, transform({"n": numbers}).dense)
+
+
+def test_only_copies_to_a_gpu_are_not_waited_for() -> None:
+    found = {}
+
+    class Copies(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is not torch.Tensor.to:
+                return func(*args, **(kwargs or {}))
+            found[args[1].type] = kwargs["non_blocking"]
+            return args[0]
+
+    with Copies():
+        for device in ("cpu", "cuda"):
+            Raw("x", torch.arange(2), 2).to(torch.device(device))
+    assert found == {"cpu": False, "cuda": True}
 
 
 def test_compiles_to_one_graph():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_cases import sync_debug_mode
 from torch.utils import _pytree
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -239,15 +240,12 @@ def test_what_waits_for_the_device() -> None:
     x = kjt()
     there = x.pin_memory().to("cuda", non_blocking=True)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with sync_debug_mode("error"):
         built = KeyedJaggedTensor(there.keys(), there.values(), there.weights(), there.lengths())
         permuted = built.permute([1, 0])
         built.split([0, 2])
         KeyedJaggedTensor.concat([built, KeyedJaggedTensor(["c"], there.values(), there.weights(), there.lengths())])
         with pytest.raises(RuntimeError, match="synchroni"):
             built.offset_per_key()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert_same(permuted.to("cpu"), x.permute([1, 0]))
     assert built.offset_per_key() == x.offset_per_key()

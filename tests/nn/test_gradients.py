@@ -46,6 +46,20 @@ def test_bags_too():
     assert bags.weight.grad.is_coalesced()
 
 
+@cpu_only
+@pytest.mark.cuda
+def test_on_a_gpu_the_mark_is_for_our_optimizers():
+    module = table().cuda()
+    for kind in (torch.optim.SGD, optim.SGD):
+        optimizer = kind(module.parameters(), lr=1.0)
+        before = module.weight.detach().clone()
+        module(A.cuda()).sum().backward()
+        assert module.weight.grad.is_coalesced() == (kind is optim.SGD)
+        optimizer.step()
+        assert torch.equal(module.weight, before - counts(A).cuda())
+        optimizer.zero_grad()
+
+
 def test_two_lookups_in_one_backward():
     module = table()
     (module(A).sum() + module(B).sum()).backward()

@@ -17,7 +17,7 @@ class Strings(NamedTuple):
 
     def to(self, device: torch.device) -> Strings:
         """Return the strings on a device."""
-        return Strings(self.bytes.to(device, non_blocking=True), self.offsets.to(device, non_blocking=True))
+        return Strings(_moved(self.bytes, device), _moved(self.offsets, device))
 
     def lengths(self) -> Tensor:
         """Return the lengths of the strings, in bytes."""
@@ -75,7 +75,8 @@ class Raw:
     def to(self, device: torch.device) -> Raw:
         """Return the column on a device."""
         values: Any = self.values.to(device) if isinstance(self.values, Strings) else _moved(self.values, device)
-        offsets, valid, places = (_moved(x, device) for x in (self.offsets, self.valid, self.places))
+        others = (self.offsets, self.valid, self.places)
+        offsets, valid, places = (x if x is None else _moved(x, device) for x in others)
         return replace(self, values=values, offsets=offsets, valid=valid, places=places)
 
     def present(self) -> Tensor | None:
@@ -96,5 +97,6 @@ class Raw:
         return marked if self.valid is None else marked & self.valid
 
 
-def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
-    return x if x is None or x.device == device else x.to(device, non_blocking=True)
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    # A copy to the CPU is waited for: otherwise torch lets it be read before it has come.
+    return x.to(device, non_blocking=device.type != "cpu")
