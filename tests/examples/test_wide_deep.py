@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from torchsparse_rec import ops
+from torchsparse_rec.examples import _layers
 from torchsparse_rec.examples._checkpoints import Checkpoint
 from torchsparse_rec.examples._clicks import Clicks
 from torchsparse_rec.examples._optimizers import LEARNING_RATES, OPTIMIZERS
@@ -105,13 +106,14 @@ def test_columns_are_rows_of_the_tables(kind):
 
 
 @pytest.mark.parametrize("shape", [(300, 20, 32), (256, 7, 16), (255, 20, 32), (300, 20, 15)])
-def test_linear_is_torchs_with_its_gradients(shape):
+def test_linear_is_torchs_with_its_gradients(shape, monkeypatch):
+    monkeypatch.setattr(_layers, "_IS_WIDE", True)  # As on a processor with AVX-512.
     examples, inputs, outputs = shape
     torch.manual_seed(0)
     given = [torch.randn(examples, inputs), torch.randn(outputs, inputs), torch.randn(outputs)]
     found = [x.clone().requires_grad_() for x in given]
     wanted = [x.double().requires_grad_() for x in given]
-    ours, reference = model.linear(*found), F.linear(*wanted)
+    ours, reference = _layers.linear(*found), F.linear(*wanted)
     assert ours.is_contiguous()
     torch.testing.assert_close(ours.double(), reference, rtol=0, atol=1e-4)
     weights = torch.randn(examples, outputs)

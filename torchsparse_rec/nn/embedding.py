@@ -48,7 +48,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
             * ``None`` (default): as ``sparse`` says;
             * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
-            * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed;
+            * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed (on CUDA: and an
+              optimizer of :mod:`torchsparse_rec.optim` holds the table);
             * ``"fused"``: no gradient: ``backward()`` updates the rows that occur, with the optimizer of
               :mod:`torchsparse_rec.optim` that holds the table, made with ``in_backward=True``. It takes the least
               time and memory, but gradients cannot be accumulated over backwards, clipped or scaled, which raises
