@@ -90,8 +90,8 @@ class Axis:
     knees: tuple[Knee, ...] = field(default=())
 
 
-# Of caches and pages the sentences say what is so at the base's 16 columns, 64 bytes a row, on an EPYC with 1 MB of
-# second-level and 32 MB of third-level cache and pages of 4 KB.
+# Of caches and pages the sentences say what is so at the base's 16 columns, 64 bytes a row, on EPYCs with half a MB
+# or 1 MB of second-level and 32 MB of third-level cache and pages of 4 KB.
 AXES = {
     "rows": Axis(
         (10**3, 10**4, 10**5, 10**6, 10**7, 10**8),
@@ -142,7 +142,7 @@ AXES = {
                 10**5,
                 10**6,
                 "Rows begin to occur several times in a batch, and a step updates each once for all its ids.",
-                ("fused", "sparse"),
+                ("fused", "sparse", "dynamic"),
             ),
         ),
     ),
@@ -174,10 +174,10 @@ AXES = {
                 ("fused", "sparse", "dynamic"),
             ),
             Knee(
-                256,
+                16,
                 1_024,
-                "A row of 4 KB is read in sequence, which the processor notices and fetches ahead, and needs one or "
-                "two translations for all its bytes.",
+                "A row of several lines is read in sequence, which the processor notices and fetches ahead, and needs "
+                "one or two translations for all its bytes.",
                 ("lookup",),
             ),
         ),
