@@ -25,13 +25,30 @@ constexpr int kMostOptimizerStates = 3;
 
 struct NoMap {};
 
+// What is left of an average: the sum of two factors times it. A factor near 1 is 1 and what is missing: rounded as one
+// number it would be off by the same share each time, and the errors of a row that is often caught up would add up.
+template <class A>
+struct Fading {
+  A kept, rest;
+
+  TSR_HOST_DEVICE static Fading of(double factor) {
+    return factor < 0.5 ? Fading{static_cast<A>(factor), A(0)} : Fading{A(1), static_cast<A>(factor - 1)};
+  }
+  // An infinite average stays, also where `kept` is 0 for being too small for A.
+  TSR_HOST_DEVICE TSR_ALWAYS_INLINE A operator()(A average) const {
+    const A left = kept * average + rest * average;
+    return std::abs(average) <= std::numeric_limits<A>::max() ? left : average;
+  }
+};
+
 template <class A>
 struct LinearIdle {
-  A w_w, w_b, b_w, b_b, p;
+  A w_w, w_b, b_w, b_b;
+  Fading<A> faded;
 
   TSR_HOST_DEVICE static LinearIdle of(const LinearMap& map) {
     return {static_cast<A>(map.w_w), static_cast<A>(map.w_b), static_cast<A>(map.b_w), static_cast<A>(map.b_b),
-            static_cast<A>(map.p)};
+            Fading<A>::of(map.p)};
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void move(A& w, A& buffer) const {
     const A before = w;
@@ -44,11 +61,12 @@ struct LinearIdle {
 // All but S, whose terms come beside it.
 template <class A>
 struct AdamIdle {
-  A d, p1, p2;
+  A d;
+  Fading<A> first, second;  // of the moments
 
   template <bool kShrinks>
   TSR_HOST_DEVICE static AdamIdle of(const AdamMap<kShrinks>& map) {
-    return {static_cast<A>(map.d), static_cast<A>(map.p1), static_cast<A>(map.root2 * map.root2)};
+    return {static_cast<A>(map.d), Fading<A>::of(map.p1), Fading<A>::of(map.root2 * map.root2)};
   }
 };
 
@@ -63,13 +81,6 @@ TSR_HOST_DEVICE AdamTerm<A> as_term(const AdamTerm<double>& term) {
 }
 
 // ---- What rules share -----------------------------------------------------------------------------------------------
-
-// What is left of an average of squares. An infinite one stays, also where `kept` is 0 for being too small for A.
-template <class A>
-TSR_HOST_DEVICE TSR_ALWAYS_INLINE A faded(A average, A kept) {
-  const A left = average * kept;
-  return average <= std::numeric_limits<A>::max() ? left : average;
-}
 
 // A decay of 0 leaves the gradient alone, whatever the weight is.
 template <class A>
@@ -217,8 +228,8 @@ struct AdamRule : ElementRule<A> {
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const AdamIdle<A>& idle, A sum, A& w, A* state) const {
     w = idle.d * w - state[0] * sum;
-    state[0] *= idle.p1;
-    state[1] = faded(state[1], idle.p2);
+    state[0] = idle.first(state[0]);
+    state[1] = idle.second(state[1]);
   }
 };
 
@@ -246,10 +257,10 @@ struct PartialRowwiseAdamRule {
     state[0] += at.incoming1 * (grad - state[0]);
     w = at.kept * w - rate * state[0];
   }
-  // The row's state is the caller's to let fade by p2, once.
+  // The row's state is the caller's to let fade, once.
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const AdamIdle<A>& idle, A sum, A& w, A* state) const {
     w = idle.d * w - state[0] * sum;
-    state[0] *= idle.p1;
+    state[0] = idle.first(state[0]);
   }
 };
 
@@ -285,8 +296,8 @@ struct RmspropRule : ElementRule<A> {
     }
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const LinearIdle<A>& idle, A& w, A* state) const {
-    state[0] = faded(state[0], idle.p);
-    if constexpr (kCentered) state[kAverage] *= idle.p;
+    state[0] = idle.faded(state[0]);
+    if constexpr (kCentered) state[kAverage] = idle.faded(state[kAverage]);
     if constexpr (kMomentum) idle.move(w, state[1]);
   }
 };
@@ -323,8 +334,8 @@ struct AdadeltaRule : ElementRule<A> {
     w -= lr * delta;
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const LinearIdle<A>& idle, A&, A* state) const {
-    state[0] = faded(state[0], idle.p);
-    state[1] = faded(state[1], idle.p);
+    state[0] = idle.faded(state[0]);
+    state[1] = idle.faded(state[1]);
   }
 };
 

@@ -142,7 +142,7 @@ static inline __attribute__((always_inline)) void move_row(const RowLoop<Rule, A
     A* square = row.state[Rule::kStates];
     const A sum = sum_of_row(*idle, loop.terms, *square, loop.rule.eps());
     move_elements<Lag::kRowsOwn, kSteps, kWritesStates>(loop, row, idle, sum);
-    if (kWritesStates) *square = faded(*square, idle->adam.p2);
+    if (kWritesStates) *square = idle->adam.second(*square);
   } else if (idle->terms == 1) {
     move_elements<Lag::kOneTerm, kSteps, kWritesStates>(loop, row, idle, A(0));
   } else {

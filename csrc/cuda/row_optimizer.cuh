@@ -119,16 +119,18 @@ class TableRow {
   // ---- What the row has missed ----
 
   // scalars_: a LinearIdle, or an AdamIdle and the term of S.
-  __device__ LinearIdle<A> linear() const { return {scalars_[0], scalars_[1], scalars_[2], scalars_[3], scalars_[4]}; }
-  __device__ AdamIdle<A> adam() const { return {scalars_[0], scalars_[1], scalars_[2]}; }
-  __device__ AdamTerm<A> term() const { return {scalars_[3], scalars_[4], scalars_[5], scalars_[6], A(0)}; }
+  __device__ LinearIdle<A> linear() const {
+    return {scalars_[0], scalars_[1], scalars_[2], scalars_[3], {scalars_[4], scalars_[5]}};
+  }
+  __device__ AdamIdle<A> adam() const { return {scalars_[0], {scalars_[1], scalars_[2]}, {scalars_[3], scalars_[4]}}; }
+  __device__ AdamTerm<A> term() const { return {scalars_[5], scalars_[6], scalars_[7], scalars_[8], A(0)}; }
 
   __device__ void ask_history() {
     if constexpr (Needs::kLinear) {
       if (call_.idle == IdleKind::kLinear) {
         const auto idle = LinearIdle<A>::of(idle_map(static_cast<const LinearMap*>(call_.history), from_, call_.now));
         scalars_[0] = idle.w_w, scalars_[1] = idle.w_b, scalars_[2] = idle.b_w, scalars_[3] = idle.b_b;
-        scalars_[4] = idle.p;
+        scalars_[4] = idle.faded.kept, scalars_[5] = idle.faded.rest;
       }
     }
     if constexpr (Needs::kAdam) {
@@ -148,8 +150,9 @@ class TableRow {
     in_parts_ = !terms<kShrinks>().is_one(whole);
     const auto idle = AdamIdle<A>::of(whole);
     const AdamTerm<A> one = as_term<A>(terms<kShrinks>().term(whole, 1, 1));
-    scalars_[0] = idle.d, scalars_[1] = idle.p1, scalars_[2] = idle.p2;
-    scalars_[3] = one.a, scalars_[4] = one.m0, scalars_[5] = one.m2, scalars_[6] = one.m3;
+    scalars_[0] = idle.d, scalars_[1] = idle.first.kept, scalars_[2] = idle.first.rest;
+    scalars_[3] = idle.second.kept, scalars_[4] = idle.second.rest;
+    scalars_[5] = one.a, scalars_[6] = one.m0, scalars_[7] = one.m2, scalars_[8] = one.m3;
   }
 
   // S of Adam's family from its parts.
@@ -198,7 +201,7 @@ class TableRow {
   // The row's own state, up to date.
   __device__ A caught_up_own() const {
     if constexpr (Needs::kRowState && Needs::kAdam) {
-      if (behind_) return faded(own_, adam().p2);
+      if (behind_) return adam().second(own_);
     }
     return own_;
   }
@@ -295,7 +298,7 @@ class TableRow {
   bool behind_ = false;
   bool in_parts_ = false;  // S of Adam's family is not one term: its parts are looked up column by column
   A own_ = 0;              // the row's own state, as it was
-  A scalars_[7] = {};
+  A scalars_[9] = {};
 };
 
 }  // namespace tsr

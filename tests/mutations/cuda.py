@@ -172,7 +172,7 @@ MUTATIONS = [
     Mutation("row_optimizer.cuh", "step", "  team.wait();  // until all lanes have read\n    A", "  A", "many_tables"),
     Mutation("row_optimizer.cuh", "bound", "if (column + c < table_.columns) rule", "rule", "beyond_the_last"),
     Mutation("row_optimizer.cuh", "sign", "table_.columns <= tile", "table_.columns >= tile", "wider_than_a_team"),
-    Mutation("row_optimizer.cuh", "step", "return faded(own_, adam().p2);", "return own_;", "partial_rowwise"),
+    Mutation("row_optimizer.cuh", "step", "return adam().second(own_);", "return own_;", "partial_rowwise"),
     Mutation("row_optimizer.cuh", "step", "sums[c] = term.d * sums[c] + term", "sums[c] = term", "sums_in_parts"),
     Mutation("row_optimizer.cuh", "step", "      if (in_parts_) {", "      if (false) {", "sums_in_parts"),
     Mutation("row_optimizer.cuh", "bound", "max(int64_t{0}, static_cast<int64_t>(", "((", "steps_outside"),

@@ -121,3 +121,23 @@ def test_an_infinite_momentum_stays_infinite(gap: int, kernels: str) -> None:
     ops.row_optimizer_make_current_([weight], [buffer], [last], history, step=gap + 1, **given)
     assert weight.tolist() == [[-torch.inf, torch.inf, -torch.inf]]
     assert buffer.tolist() == [[torch.inf, -torch.inf, torch.inf]]
+
+
+@pytest.mark.parametrize("rule", ["adam", "partial_rowwise_adam", "rmsprop", "adadelta"])
+def test_a_thousand_fadings_of_one_row(rule: str, kernels: str) -> None:
+    """Flush after every step, as a lookup of everything does: the error of a rounded factor must not add up."""
+    number, h = OVERFLOWING[rule]
+    h = [0.999 if x == 0.5 else x for x in h]
+    steps = 1000
+    history, weight, last = ops.new_history(steps), torch.zeros(1, 1), torch.zeros(1, dtype=torch.int32)
+    states = [torch.full((1, 1), 0.7) for _ in range(states_of(number, h))]
+    if number == 5:
+        states[1] = states[1][:, 0].clone()
+    for step in range(1, steps + 1):
+        given = {"rule": number, "hyperparameters": h, "step": step}
+        ops.row_optimizer_advance_(history, **given)
+        ops.row_optimizer_make_current_([weight], states, [last], history, **given)
+    square = states[1 if number in (3, 5) else 0]
+    torch.testing.assert_close(
+        square.double().flatten(), torch.tensor([0.7 * 0.999**steps]).double(), rtol=3e-6, atol=0
+    )
