@@ -57,6 +57,17 @@ def test_import_loads_nothing_optional():
     assert found.stdout.strip() == "[]", found.stderr
 
 
+def test_import_and_a_lookup_load_no_compiler():
+    """torch._dynamo and what it imports would take four times as long as all else that the import does."""
+    program = (
+        "import sys, torch, torchsparse_rec; "
+        "torchsparse_rec.nn.EmbeddingBag(9, 4).eval()(torch.tensor([[1, 2]])); "
+        "print([m for m in ('torch._dynamo', 'torch._inductor', 'sympy') if m in sys.modules])"
+    )
+    found = run("-c", program)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
 def test_missing_library_says_how_to_build(tmp_path):
     copy = tmp_path / "torchsparse_rec"
     copy.mkdir()

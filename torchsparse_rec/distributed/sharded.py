@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from .._torch import untraced
 from ..jagged import JaggedTensor, KeyedTensor
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.collection import Collection
@@ -34,7 +35,7 @@ class Sharded(Module):
 
 
 class _ShardedCollection(Sharded, Collection):
-    @torch.compiler.disable(reason=NO_GRAPH)
+    @untraced(reason=NO_GRAPH)
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         return self._shards.look_up(self, places, ids)
 
@@ -75,7 +76,7 @@ class _ShardedTable(Sharded):
 class ShardedEmbedding(_ShardedTable, Embedding):
     """An :class:`Embedding` whose table is split over ranks, made by :func:`shard`."""
 
-    @torch.compiler.disable(reason=NO_GRAPH)
+    @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input) as given:
@@ -89,7 +90,7 @@ class ShardedEmbedding(_ShardedTable, Embedding):
 class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
     """An :class:`EmbeddingBag` whose table is split over ranks, made by :func:`shard`."""
 
-    @torch.compiler.disable(reason=NO_GRAPH)
+    @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``, as all ranks do in the same call."""
         with self._shards.told(self.training, input, offsets, per_sample_weights) as given:
@@ -113,7 +114,7 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     that call: end the run or load a checkpoint.
     """
 
-    @torch.compiler.disable(reason=NO_GRAPH)
+    @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         if torch.compiler.is_exporting():

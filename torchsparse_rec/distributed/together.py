@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored
+from .._torch import as_stored, untraced
 from ..nn import EmbeddingVariable
 from ..nn.collection import Collection
 from ..nn.grad_mode import GradModeMixin
@@ -31,7 +31,7 @@ def note_split(module: Any, weight: Parameter) -> None:
     _modules[id(weight)] = module
 
 
-@torch.compiler.disable(reason=NO_GRAPH)
+@untraced(reason=NO_GRAPH)
 def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> list[Tensor]:
     """
     Do what ``nn.lookup_sparse`` does, of tables that are split over ranks. All ranks call it with the same tables.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import as_stored, is_alive
+from .._torch import as_stored, constant_in_graphs, is_alive
 from ._fused import FusedLookups
 from ._read import TableSet, read, weights_gradient
 from .plan import Ids, Plan
@@ -35,7 +35,7 @@ def register_owner(module: FusedOwner) -> int:
 _calls = itertools.count()
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def number_of_call() -> int:
     """Return a new number for a call in a graph: compilers merge equal calls into one lookup with two backwards."""
     return next(_calls)

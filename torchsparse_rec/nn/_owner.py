@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import load_hooks
+from .._torch import load_hooks, untraced
 from ..tables.table import are_same, table_of
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
@@ -90,7 +90,7 @@ class TableOwner(torch.nn.Module):
                 table_of(stored).forget()
 
 
-@torch.compiler.disable(
+@untraced(
     reason="stale rows are flushed before the whole table is read, which cannot be part of a graph: use "
     "grad_mode='dense' for the table, or compile without fullgraph"
 )

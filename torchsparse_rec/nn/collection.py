@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored
+from .._torch import as_stored, untraced
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
@@ -29,12 +29,12 @@ from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .plan import Ids, Plan, counts_of, joined
 
 
-@torch.compiler.disable(reason=WHY_UNTRACED)
+@untraced(reason=WHY_UNTRACED)
 def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
     return collection._look_up_part(*arguments)
 
 
-@torch.compiler.disable(reason="a table that grows cannot be part of a graph")
+@untraced(reason="a table that grows cannot be part of a graph")
 def _look_up_growing_untraced(collection: Collection, *arguments: Any) -> Tensor:
     return collection._look_up(*arguments)
 

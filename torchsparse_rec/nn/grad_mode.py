@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, is_in_fsdp
+from .._torch import as_stored, is_in_fsdp, untraced
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
@@ -145,7 +145,7 @@ class HasGradMode(FusedOwner):
         return f"{title}{kind} ({why})\n{table}"
 
 
-@torch.compiler.disable(reason=WHY_UNTRACED)
+@untraced(reason=WHY_UNTRACED)
 def forward_untraced(module: torch.nn.Module, *inputs: Tensor | None) -> Tensor:
     """Call a module's ``forward`` outside of the compiled graph."""
     return module.forward(*inputs)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, below_autograd, grad_of, is_made_by_zero, is_step_seen, step_without_hooks
+from .._torch import as_stored, below_autograd, grad_of, is_made_by_zero, is_step_seen, step_without_hooks, untraced
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
@@ -159,7 +159,7 @@ class RowOptimizer(InBackward):
 
         return step
 
-    @torch.compiler.disable
+    @untraced()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """
         Step all parameters that have a gradient.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, grad_of
+from .._torch import as_stored, grad_of, untraced
 from .part import Part, mark_gradient, passed_on, refuse_one_rank
 from .table import split_part, table_if_any, table_of
 
@@ -192,7 +192,7 @@ def _flush_among(arguments: Any) -> None:
             table.flush()
 
 
-@torch.compiler.disable(
+@untraced(
     reason="stale rows are flushed before a table is read, which cannot be part of a graph: use grad_mode='dense' for "
     "the table, or compile without fullgraph"
 )
