@@ -35,6 +35,8 @@ _ROOMS = {
     "torchsparse_rec/data/": ("data",),
     "torchsparse_rec/profiling/": ("profiling",),
     "torchsparse_rec/examples/": ("examples",),
+    "torchsparse_rec/keras/": ("keras",),
+    "torchsparse_rec/serving/": ("serving",),
     "torchsparse_rec/": ("project", "ops", "nn"),
     "compat/_parity/reference/": ("compat", "ops", "emulation", "data", "optim", "variable"),
     "compat/": ("compat", "features"),

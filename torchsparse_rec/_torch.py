@@ -147,7 +147,7 @@ def untraced(reason: str | None = None) -> Callable[[_Function], _Function]:
 
         call._torchdynamo_disable = True  # type: ignore[attr-defined]
         call._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
-        _skip(call.__code__)
+        _skip(call.__code__)  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return decorate
