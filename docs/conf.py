@@ -40,7 +40,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 PACKAGES = [
     *("torchsparse_rec", "torchsparse_rec.ops", "torchsparse_rec.nn", "torchsparse_rec.variable"),
     *("torchsparse_rec.initializers", "torchsparse_rec.optim", "torchsparse_rec.jagged", "torchsparse_rec.features"),
-    *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed"),
+    *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed", "torchsparse_rec.serving"),
     *("torchsparse_rec.compat.tensorflow", "torchsparse_rec.compat.keras", "torchsparse_rec.compat.converters"),
 ]
 NAVIGATION = {
@@ -57,6 +57,7 @@ NAVIGATION = {
                 "distributed",
                 "data",
                 "profiling",
+                "serving",
             ),
             *("cuda", "tensorflow", "clients", "ncf", "wide_deep", "dlrm"),
         )
