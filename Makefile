@@ -9,6 +9,7 @@
 # PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
 #                            `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
 # MINUTES=9.7                for gpu: the time for everything
+# UNTIL=seconds since 1970    for test and sanitize: then no slow test begins, and under sanitizers only a sample
 # TORCH=2.11.0               for test-torch: which
 
 PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))
@@ -84,7 +85,8 @@ distributed: $(BUILT) $(VENV)/.examples
 
 # What is daily, and all of what has been touched.
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
-	$(PYTEST) -m "not full and (touched or not slow)" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
+	$(PYTEST) -m "not full and (touched or not slow)" --touched "$(TOUCHED)" $(if $(UNTIL),--until $(UNTIL)) \
+	  -n auto --dist worksteal $(ARGS)
 
 # Whatever is committed has passed: what changes later is tested against it.
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.clients
@@ -107,7 +109,8 @@ SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1:max_allocation_size_mb=2048 \
   LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(PYTEST) --capture=sys \
-  -m "not full and not slow$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
+  -m "not full and not slow$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)" \
+  $(if $(UNTIL),--until $(UNTIL) --sample)
 sanitize: sanitize-cpu sanitize-emulated races
 
 # All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.
@@ -130,7 +133,8 @@ sanitize-emulated: $(BUILT) $(VENV)/.test
 races: $(BUILT) $(VENV)/.test
 	PYTHONPATH=tests TORCHSPARSE_REC_EMULATED_RACES=1 $(BIN)/python -c 'from emulation.build import build; build()'
 	TORCHSPARSE_REC_EMULATED_RACES=1 $(PYTEST) tests/emulation tests/ops/test_operators.py -m "not full and not slow" \
-	  -k "emulation or (emulated and equals_reference and not reference_too)" $(ARGS)
+	  $(if $(UNTIL),--until $(UNTIL) --sample) -k "emulation or (emulated and equals_reference and not reference_too)" \
+	  $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/mutations/plant.py $(ARGS)

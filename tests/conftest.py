@@ -5,6 +5,7 @@ import importlib.util
 import os
 import secrets
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,6 +128,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--touched", default="", help='test files that get the mark "touched", separated by commas, or "everything"'
     )
+    parser.addoption(
+        "--until",
+        type=float,
+        help="seconds since 1970 after which no slow test begins; they come last, in random order",
+    )
+    parser.addoption(
+        "--sample",
+        action="store_true",
+        help='with --until: after it nothing begins that is not marked "representative"',
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -139,6 +150,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the measured costs once: in the process that collects the reports of the others."""
     if session.config.option.costs and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.get_plugin("costs").write(session.config.option.costs)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what was put off and has not begun by ``--until``."""
+    if item.get_closest_marker("put_off") and time.time() > item.config.option.until:
+        pytest.skip("the time is over: make test-full runs it")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -155,6 +173,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the tests that tests/slow.txt and --touched name; leave out GPU tests on a machine without a GPU."""
     tiers.mark(items, config.option.touched)
     config.stash[tiers.COLLECTED] = [item.nodeid for item in items]
+    if config.option.until is not None:
+        tiers.put_off(items, config.option.sample, _PARITY_SEED)
     if not torch.cuda.is_available():
         _leave_out(config, items, lambda item: item.get_closest_marker("cuda") is not None)
     if importlib.util.find_spec("tensorflow") is None:

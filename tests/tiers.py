@@ -15,6 +15,7 @@ import importlib.util
 import os
 import sys
 import warnings
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,25 @@ def mark(items: list[pytest.Item], touched: str) -> None:
             item.add_marker("slow")
         if touched == "everything" or item.nodeid.partition("::")[0] in files:
             item.add_marker("touched")
+
+
+def put_off(items: list[pytest.Item], sample: bool, seed: int) -> None:
+    """
+    Move tests that may be left out when the time is over to the end, with the mark ``put_off``.
+
+    Args:
+        items: the tests, which are moved in place.
+        sample: whether all but those with the mark ``representative`` are put off; else those that are slow.
+        seed: of the order of the files of these tests, the same in all of a run's processes.
+    """
+
+    def place(item: pytest.Item) -> int:
+        if (item.get_closest_marker("representative" if sample else "slow") is None) != sample:
+            return 0
+        item.add_marker("put_off")
+        return 1 + zlib.crc32(f"{seed} {item.nodeid.partition('::')[0]}".encode())
+
+    items.sort(key=place)
 
 
 def chosen(costs: dict[str, float], always: set[str]) -> list[str]:

@@ -48,3 +48,33 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
     costs.seconds = {"a.py::f[a b]": 0.25, "a.py::g": 12.5}
     costs.write(tmp_path / "folder/costs.txt")
     assert tiers.read(tmp_path / "folder/costs.txt") == costs.seconds
+
+
+class Item:
+    """What put_off needs of a test."""
+
+    def __init__(self, nodeid: str, *marks: str) -> None:
+        self.nodeid, self.marks = nodeid, {*marks}
+        self.add_marker = self.marks.add
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.marks else None
+
+
+def test_what_may_be_left_out_comes_last() -> None:
+    """Keep the order of the others, and the tests of each file together; another seed gives another order of files."""
+    names = ["a.py::one", "b.py::two", "c.py::three", "a.py::four", "b.py::five", "d.py::six"]
+    orders = set()
+    for seed in range(9):
+        items = [Item(name, *(["slow"] if k else ["representative"])) for k, name in enumerate(names)]
+        items.insert(3, Item("z.py::daily"))
+        tiers.put_off(items, sample=False, seed=seed)
+        assert [item.nodeid for item in items[:2]] == ["a.py::one", "z.py::daily"]
+        assert all(("put_off" in item.marks) == (k > 1) for k, item in enumerate(items))
+        found = [item.nodeid for item in items]
+        assert found.index("b.py::five") == found.index("b.py::two") + 1
+        orders.add(tuple(found))
+    assert len(orders) > 3
+    items = [Item("a.py::one", "slow"), Item("b.py::two", "representative"), Item("c.py::three")]
+    tiers.put_off(items, sample=True, seed=0)
+    assert items[0].nodeid == "b.py::two" and [len(item.marks) for item in items[1:]].count(1) == 1
