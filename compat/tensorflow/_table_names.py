@@ -83,9 +83,7 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None) -> list[Target]:
         ]
         result = [_target_named(name, [*result, *others]) for name in chosen]
     if not result:
-        raise ValueError(
-            f"model must have tables, such as torch.nn.Embedding, got a {type(model).__name__} without any"
-        )
+        raise ValueError(f"model must have tables, such as torch.nn.Embedding; {type(model).__name__} has none")
     for target in result:
         if split_part(target.parameter) is not None:
             raise ValueError(

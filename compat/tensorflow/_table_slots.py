@@ -19,8 +19,8 @@ __all__ = ["Slots", "beta_powers", "factor_of", "find_slots", "keras_groups", "s
 class _Slot(NamedTuple):
     state: str
     """In ``optim``."""
-    object: str
-    """In object-based checkpoints of TensorFlow's and Keras 2's optimizers."""
+    object: tuple[str, ...]
+    """In object-based checkpoints: of ``tf.compat.v1.train``, and of Keras 2 if that differs."""
     keras: str
     """In Keras 3."""
     group: int
@@ -33,27 +33,27 @@ _SLOTS: list[tuple[tuple[type, ...], str, tuple[_Slot, ...]]] = [
         (optim.Adam, optim.AdamW),
         "Adam",
         (
-            _Slot("exp_avg", "m", "momentum", 0),
-            _Slot("exp_avg_sq", "v", "velocity", 0),
-            _Slot("max_exp_avg_sq", "vhat", "velocity_hat", 1),
+            _Slot("exp_avg", ("m",), "momentum", 0),
+            _Slot("exp_avg_sq", ("v",), "velocity", 0),
+            _Slot("max_exp_avg_sq", ("vhat",), "velocity_hat", 1),
         ),
     ),
-    ((optim.Adagrad,), "Adagrad", (_Slot("sum", "accumulator", "accumulator", 0),)),
+    ((optim.Adagrad,), "Adagrad", (_Slot("sum", ("accumulator",), "accumulator", 0),)),
     (
         (optim.Ftrl,),
         "Ftrl",
-        (_Slot("accumulator", "accumulator", "accumulator", 0), _Slot("linear", "linear", "linear", 0)),
+        (_Slot("accumulator", ("accum", "accumulator"), "accumulator", 0), _Slot("linear", ("linear",), "linear", 0)),
     ),
     (
         (optim.RMSprop,),
         "RMSProp",
         (
-            _Slot("square_avg", "rms", "velocity", 0),
-            _Slot("grad_avg", "mg", "average_gradient", 2),
-            _Slot("momentum_buffer", "momentum", "momentum", 1),
+            _Slot("square_avg", ("rms",), "velocity", 0),
+            _Slot("grad_avg", ("mg",), "average_gradient", 2),
+            _Slot("momentum_buffer", ("momentum",), "momentum", 1),
         ),
     ),
-    ((optim.SGD,), "Momentum", (_Slot("momentum_buffer", "momentum", "momentum", 0),)),
+    ((optim.SGD,), "Momentum", (_Slot("momentum_buffer", ("momentum",), "momentum", 0),)),
 ]
 
 
@@ -152,17 +152,19 @@ def find_slots(
     if slots and len(named) == len(slots) and all(name in source.tensors for name, _ in named.values()):
         states = {state: (source.tensors[name], factor) for state, (name, factor) in named.items()}
         return Slots(states, steps_by_name(source, "", group))
-    for all_owners, attribute in ((by_object, "object"), (by_keras, "keras")):
-        wanted = {slot.state: getattr(slot, attribute) for slot in slots}
-        owners = [owner for owner, has in all_owners.items() if set(wanted.values()) <= set(has)]
+    for all_owners, is_keras_3 in ((by_object, False), (by_keras, True)):
+        wanted = {slot.state: (slot.keras,) if is_keras_3 else slot.object for slot in slots}
+        owners = [owner for owner, has in all_owners.items() if all(set(names) & set(has) for names in wanted.values())]
         if len(owners) > 1:
             raise ValueError(f"{source.path}: {variable.name!r} must have slots of one optimizer, got {listed(owners)}")
         if owners and slots:
-            has, is_keras = all_owners[owners[0]], attribute == "keras" or f"{owners[0]}/iter" in source.tensors
+            owner, has = owners[0], all_owners[owners[0]]
+            is_keras = is_keras_3 or f"{owner}/iter" in source.tensors
             states = {
-                state: (has[name], factor_of(optimizer, group, state, is_keras)) for state, name in wanted.items()
+                state: (next(has[name] for name in names if name in has), factor_of(optimizer, group, state, is_keras))
+                for state, names in wanted.items()
             }
-            return Slots(states, steps_by_name(source, owners[0], group))
+            return Slots(states, steps_by_name(source, owner, group))
     if not slots:
         return Slots({}, steps_by_name(source, "", group))
     has_slots = {name for name in source.tensors if name.startswith(f"{variable.name}/")}

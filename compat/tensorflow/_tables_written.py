@@ -29,7 +29,8 @@ class Saved(NamedTuple):
     target: Target
     state: dict[str, Any]
     """The optimizer's, up to date; empty before the first step."""
-    steps: int
+    steps: int | None
+    """None: the optimizer does not count them, or there is none."""
     group: dict[str, Any] | None
     """The optimizer's group that holds it, if one does."""
 
@@ -42,7 +43,7 @@ class Saved(NamedTuple):
         return initial.expand(parameter.shape)
 
 
-def _steps_of(tables: list[Saved]) -> int:
+def _steps_of(tables: list[Saved]) -> int | None:
     """Return the steps that all tables have taken."""
     held = [table for table in tables if table.group is not None]
     for table in held:
@@ -51,11 +52,16 @@ def _steps_of(tables: list[Saved]) -> int:
                 f"save_tables: all tables of a file must have taken as many steps, got {held[0].steps} of "
                 f"{held[0].name!r} and {table.steps} of {table.name!r}: save them in files of their own"
             )
-    return held[0].steps if held else 0
+    return held[0].steps if held else None
 
 
 def write_checkpoint(
-    path: str, tables: list[Saved], optimizer: RowOptimizer | None, partitions: int, dry_run: bool
+    path: str,
+    tables: list[Saved],
+    optimizer: RowOptimizer | None,
+    partitions: int,
+    global_step: int | None,
+    dry_run: bool,
 ) -> list[Move]:
     """Write a V2 checkpoint with the names of ``tf.compat.v1``, and return what went where."""
     steps = _steps_of(tables)
@@ -86,17 +92,23 @@ def write_checkpoint(
             if isinstance(optimizer, optim.RMSprop) and ends and "momentum_buffer" not in ends:
                 zeros = torch.zeros(()).expand(table.target.parameter.shape)  # TensorFlow has it in any case
                 add(f"{table.name}/RMSProp_{len(ends)}", zeros, "nothing", partitions)
-        if optimizer is not None:
-            if "betas" in optimizer.param_groups[0]:
-                powers = beta_powers([float(beta) for beta in optimizer.param_groups[0]["betas"]], steps)
-                for k, power in enumerate(powers):
-                    add(f"beta{k + 1}_power", torch.tensor(power), "steps")
-            add("global_step", torch.tensor(steps), "steps")
+        held = [table.group for table in tables if table.group is not None]
+        if held and "betas" in held[0]:
+            for k, power in enumerate(beta_powers([float(beta) for beta in held[0]["betas"]], steps or 0)):
+                add(f"beta{k + 1}_power", torch.tensor(power), "steps")
+        count = steps if global_step is None else global_step
+        if count is not None:
+            add("global_step", torch.tensor(count), "steps")
     return moves
 
 
 def write_h5(
-    path: str, tables: list[Saved], optimizer: RowOptimizer | None, partitions: int, dry_run: bool
+    path: str,
+    tables: list[Saved],
+    optimizer: RowOptimizer | None,
+    partitions: int,
+    global_step: int | None,
+    dry_run: bool,
 ) -> list[Move]:
     """Write a file of weights as Keras does, and return what went where."""
     steps = _steps_of(tables)
@@ -123,7 +135,8 @@ def write_h5(
                 file[group].attrs["name"] = table.name
         held = [table for table in tables if table.group is not None]
         if optimizer is not None and held:
-            numbers = {"iteration": np.int64(steps), "learning_rate": np.float32(held[0].group["lr"])}  # type: ignore[index]
+            count = (steps or 0) if global_step is None else global_step
+            numbers = {"iteration": np.int64(count), "learning_rate": np.float32(held[0].group["lr"])}  # type: ignore[index]
             for k, (name, number) in enumerate(numbers.items()):
                 if file is not None:
                     file.create_dataset(f"optimizer/vars/{k}", data=number)

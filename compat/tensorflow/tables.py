@@ -120,6 +120,7 @@ def save_tables(
     *,
     optimizer: RowOptimizer | None = None,
     partitions: int = 1,
+    global_step: int | None = None,
     dry_run: bool = False,
 ) -> list[Move]:
     """
@@ -137,6 +138,8 @@ def save_tables(
         optimizer: as of :func:`load_tables`; its slots are saved too.
         partitions: into how many slices of rows a checkpoint cuts each table and slot, as a partitioned variable.
             Default 1.
+        global_step: the count that a checkpoint has under this name, or Keras's ``iteration``. Default: the steps of
+            the optimizer; SGD does not count them.
         dry_run: print what would go where, and save nothing.
 
     Returns:
@@ -161,14 +164,17 @@ def save_tables(
     for name in names:
         if "*" in name or names.count(name) > 1 or not name:
             raise ValueError(f"save_tables: tables must give each table a name of its own in the file, got {name!r}")
+    for argument, value, least in (("partitions", partitions, 1), ("global_step", global_step, 0)):
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if not is_count and not (argument == "global_step" and value is None):
+            raise ValueError(f"save_tables: {argument} must be an integer of at least {least}, got {value!r}")
     saved = [_saved(*pair, optimizer) for pair in zip(targets, names, strict=True)]
     is_h5 = os.fspath(path).endswith(".h5")
     if is_h5 and (partitions != 1 or any(target.growing is not None for target in targets)):
         raise ValueError("save_tables: a .weights.h5 has neither partitions nor tables that grow: save a checkpoint")
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
-        raise ValueError(f"save_tables: partitions must be an integer of at least 1, got {partitions!r}")
+
     write = write_h5 if is_h5 else write_checkpoint
-    moves = write(os.fspath(path), saved, optimizer, partitions, dry_run)
+    moves = write(os.fspath(path), saved, optimizer, partitions, global_step, dry_run)
     if dry_run:
         print(*moves, sep="\n")
     return moves
@@ -308,6 +314,7 @@ def _saved(target: Target, name: str, optimizer: RowOptimizer | None) -> Saved:
     """Return a table as it is to be saved, all rows up to date."""
     group = _group_of(optimizer, target.parameter)
     if optimizer is None or group is None:
-        return Saved(name, target, {}, 0, None)
+        return Saved(name, target, {}, None, None)
     state = optimizer.state.get(target.parameter, {})
-    return Saved(name, target, state, int(state.get("step", 0)), group)
+    steps = int(state.get("step", 0)) if optimizer._counts_steps else None
+    return Saved(name, target, state, steps, group)

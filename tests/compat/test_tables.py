@@ -1,0 +1,685 @@
+"""Tables and slots from and to files of TensorFlow and Keras, which train on the other side with the same results."""
+
+import importlib
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from torchsparse_rec import nn, optim
+from torchsparse_rec.compat.tensorflow import load_tables, save_tables
+from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader, CheckpointWriter
+
+ROWS, WIDTH = 11, 3
+# Keras saves its variables by numpy's old protocol.
+KERAS_WARNS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+# TensorFlow's optimizer in tf.compat.v1.train with its arguments, and ours. Rows without gradient stay in all but Adam.
+V1 = {
+    "Adam": ("AdamOptimizer", {}, optim.Adam, {"tensorflow_eps": True}),
+    "Adagrad": ("AdagradOptimizer", {}, optim.Adagrad, {"initial_accumulator_value": 0.1, "eps": 0}),
+    "Ftrl": (
+        "FtrlOptimizer",
+        {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.02},
+        optim.Ftrl,
+        {"l1": 0.01, "l2": 0.02},
+    ),
+    "RMSProp": ("RMSPropOptimizer", {"decay": 0.75}, optim.RMSprop, {"alpha": 0.75, "eps": 0, "lazy": True}),
+    "RMSProp momentum": (
+        "RMSPropOptimizer",
+        {"decay": 0.75, "momentum": 0.5, "centered": True},
+        optim.RMSprop,
+        {"alpha": 0.75, "eps": 0, "momentum": 0.5, "centered": True, "lazy": True},
+    ),
+    "Momentum": ("MomentumOptimizer", {"momentum": 0.9}, optim.SGD, {"momentum": 0.9, "lazy": True}),
+}
+KERAS = {
+    "Adam": ("Adam", {}, optim.Adam, {"tensorflow_eps": True, "eps": 1e-7}),
+    "Adagrad": ("Adagrad", {"epsilon": 1e-20}, optim.Adagrad, {"initial_accumulator_value": 0.1, "eps": 0}),
+    "Ftrl": ("Ftrl", {}, optim.Ftrl, {}),
+    "RMSprop": (
+        "RMSprop",
+        {"rho": 0.75, "momentum": 0.5, "epsilon": 1e-20},
+        optim.RMSprop,
+        {"alpha": 0.75, "momentum": 0.5, "eps": 0},
+    ),
+    "SGD": ("SGD", {"momentum": 0.9}, optim.SGD, {"momentum": 0.9}),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.tables = torch.nn.ModuleDict({"users": nn.Embedding(ROWS, WIDTH, grad_mode="sparse", dtype=dtype)})
+
+    @property
+    def weight(self):
+        return self.tables["users"].weight
+
+
+def batch(seed, is_whole=False):
+    """Return the ids of a batch, none twice, and the gradients of their rows."""
+    rng = np.random.default_rng(seed)
+    ids = np.arange(ROWS) if is_whole else rng.permutation(ROWS)[:4]
+    return ids, rng.uniform(0.5, 1, (len(ids), WIDTH)).astype(np.float32)
+
+
+def step(model, optimizer, seed, is_whole=False):
+    ids, gradients = batch(seed, is_whole)
+    optimizer.zero_grad()
+    (model.tables["users"](torch.from_numpy(ids)) * torch.from_numpy(gradients)).sum().backward()
+    optimizer.step()
+
+
+class Graph:
+    """A partitioned variable in a graph of TensorFlow, with its optimizer."""
+
+    def __init__(self, tf, name, given, partitions=3):
+        self.v1 = v1 = tf.compat.v1
+        with tf.Graph().as_default():
+            initializer = v1.random_normal_initializer(seed=1)
+            partitioner = v1.fixed_size_partitioner(partitions)
+            shape = [ROWS, WIDTH]
+            self.table = v1.get_variable(
+                "users/embedding_weights", shape, initializer=initializer, partitioner=partitioner
+            )
+            self.ids, self.gradients = v1.placeholder(tf.int64), v1.placeholder(tf.float32)
+            rows = v1.nn.embedding_lookup(self.table, self.ids, partition_strategy="div")
+            step = v1.train.get_or_create_global_step()
+            optimizer = getattr(v1.train, name)(0.1, **given)
+            self.train = optimizer.minimize(tf.reduce_sum(rows * self.gradients), step)
+            self.whole = self.table.as_tensor()
+            self.saver = v1.train.Saver()
+            self.saver_by_name = v1.train.Saver({v.op.name: v for v in v1.global_variables()})
+            self.session = v1.Session()
+            self.session.run(v1.global_variables_initializer())
+
+    def save(self, path, by_name):
+        with self.session.graph.as_default():
+            (self.saver_by_name if by_name else self.saver).save(self.session, path)
+
+    def restore(self, path):
+        with self.session.graph.as_default():
+            self.session.run(self.v1.global_variables_initializer())
+            self.saver.restore(self.session, path)
+
+    def step(self, seed):
+        ids, gradients = batch(seed)
+        self.session.run(self.train, {self.ids: ids, self.gradients: gradients})
+        return self.session.run(self.whole)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("by_name", [False, True], ids=["slices", "parts by name"])
+@pytest.mark.parametrize("name", V1)
+def test_training_goes_on_from_tensorflow_1_and_back(tensorflow, tmp_path, name, by_name):
+    theirs, given, ours, options = V1[name]
+    graph = Graph(tensorflow, theirs, given)
+    for seed in range(5):
+        graph.step(seed)
+    path = str(tmp_path / "model.ckpt")
+    graph.save(path, by_name)
+    model = Model()
+    optimizer = ours(model.parameters(), lr=0.1, **options)
+    for seed in range(3):  # a past that must leave nothing
+        step(model, optimizer, 100 + seed)
+    moves = load_tables(path, model, optimizer=optimizer)
+    assert moves[0].source == "users/embedding_weights" and moves[0].parts == 3
+    reader = CheckpointReader(path)
+    if not by_name:
+        assert torch.equal(model.weight, reader.read("users/embedding_weights"))
+
+    # Back, before another step: the same bits under the same names.
+    again = str(tmp_path / "again.ckpt")
+    count = {"global_step": 5} if name == "Momentum" else {}
+    save_tables(again, model, "{}/embedding_weights", optimizer=optimizer, partitions=3, **count)
+    theirs_again = tensorflow.train.load_checkpoint(again)
+    if not by_name:
+        names = set(theirs_again.get_variable_to_shape_map())
+        assert names == set(tensorflow.train.load_checkpoint(path).get_variable_to_shape_map())
+        for each in names:
+            wanted, found = tensorflow.train.load_checkpoint(path).get_tensor(each), theirs_again.get_tensor(each)
+            if name == "RMSProp" and each.endswith("_1"):
+                assert not found.any()  # a momentum of 0, by which TensorFlow multiplies the last step
+            else:
+                np.testing.assert_allclose(found, wanted, rtol=1e-6 if name == "RMSProp momentum" else 0)
+    graph.restore(again)
+
+    for seed in range(5, 8):
+        wanted = graph.step(seed)
+        step(model, optimizer, seed)
+        np.testing.assert_allclose(model.weight.detach().numpy(), wanted, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "Ftrl", "RMSProp momentum", "Momentum"])
+def test_training_goes_on_from_an_object_based_checkpoint(tensorflow, tmp_path, name):
+    theirs, given, ours, options = V1[name]
+    tf = tensorflow
+    table = tf.Variable(np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32))
+    other = getattr(tf.compat.v1.train, theirs)(0.1, **given)
+
+    def their_step(seed):
+        ids, gradients = batch(seed)
+        other.apply_gradients([(tf.IndexedSlices(gradients, ids, [ROWS, WIDTH]), table)], global_step=count)
+
+    count = tf.Variable(0, dtype=tf.int64)
+    for seed in range(4):
+        their_step(seed)
+    path = tf.train.Checkpoint(model=tf.train.Checkpoint(user_table=table), opt=other).save(str(tmp_path / "model"))
+    model = Model()
+    optimizer = ours(model.parameters(), lr=0.1, **options)
+    load_tables(tmp_path, model, {"users": "user_table"}, optimizer=optimizer)
+    assert torch.equal(model.weight, CheckpointReader(path).read("model/user_table/.ATTRIBUTES/VARIABLE_VALUE"))
+    for seed in range(4, 6):
+        their_step(seed)
+        step(model, optimizer, seed)
+        np.testing.assert_allclose(model.weight.detach().numpy(), table.numpy(), rtol=2e-5, atol=2e-6)
+
+
+def keras_model(keras, name="Adam", given=None, layers=1):
+    inputs = [keras.Input((1,), name=f"in_{k}") for k in range(layers)]
+    rows = [keras.layers.Embedding(ROWS, WIDTH, name=f"users{k or ''}")(x) for k, x in enumerate(inputs)]
+    model = keras.Model(inputs, rows)
+    model.compile(getattr(keras.optimizers, name)(0.1, **(given or {})), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def keras_step(tf, model, seed):
+    ids, gradients = batch(seed)
+    slices = [tf.IndexedSlices(gradients, ids, [ROWS, WIDTH]) for _ in model.trainable_variables]
+    model.optimizer.apply(slices, model.trainable_variables)
+    return [v.value.numpy() for v in model.trainable_variables]
+
+
+@KERAS_WARNS
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", KERAS)
+def test_training_goes_on_from_keras_and_back(tensorflow, tmp_path, name):
+    keras = importlib.import_module("keras")
+    theirs, given, ours, options = KERAS[name]
+    there = keras_model(keras, theirs, given)
+    for seed in range(4):
+        keras_step(tensorflow, there, seed)
+    files = {name: str(tmp_path / name) for name in ("model.weights.h5", "model.keras")}
+    there.save_weights(files["model.weights.h5"])
+    there.save(files["model.keras"])
+    checkpoint = tensorflow.train.Checkpoint(model=there, optimizer=there.optimizer)
+    files["checkpoint"] = checkpoint.save(str(tmp_path / "model"))
+    models = {}
+    for file, path in files.items():
+        model = Model()
+        optimizer = ours(model.parameters(), lr=0.1, **options)
+        load_tables(path, model, optimizer=optimizer)
+        assert np.array_equal(model.weight.detach().numpy(), there.trainable_variables[0].value.numpy())
+        models[file] = model, optimizer
+    saved = str(tmp_path / "again.weights.h5")
+    model, optimizer = models["model.keras"]
+    save_tables(saved, model, optimizer=optimizer, global_step=4)
+    again = keras_model(keras, theirs, given)
+    again.load_weights(saved)
+    for a, b in zip(again.optimizer.variables, there.optimizer.variables, strict=True):
+        np.testing.assert_allclose(a.value.numpy(), b.value.numpy(), rtol=1e-6)
+    for seed in range(4, 6):
+        wanted = keras_step(tensorflow, there, seed)[0]
+        np.testing.assert_allclose(keras_step(tensorflow, again, seed)[0], wanted, rtol=1e-5, atol=1e-6)
+        for file, (model, optimizer) in models.items():
+            step(model, optimizer, seed)
+            np.testing.assert_allclose(model.weight.detach().numpy(), wanted, 2e-5, 2e-6, err_msg=file)
+
+
+@KERAS_WARNS
+@pytest.mark.tensorflow
+def test_tables_of_one_shape_in_a_file_of_keras(tensorflow, tmp_path):
+    keras = importlib.import_module("keras")
+    there = keras_model(keras, layers=2)
+    keras_step(tensorflow, there, 0)
+    path = str(tmp_path / "model.weights.h5")
+    there.save_weights(path)
+    model = torch.nn.ModuleDict({name: nn.Embedding(ROWS, WIDTH) for name in ("users", "users1")})
+    optimizer = optim.Adam(model.parameters())
+    with pytest.raises(ValueError, match="does not say which slots are those of .*: of 4, 4 have its shape"):
+        load_tables(path, model, optimizer=optimizer)
+    load_tables(path, model, optimizer=optimizer, variables=["users", "users1"])
+    for name, slot in (("users", 2), ("users1", 4)):
+        wanted = there.optimizer.variables[slot].value.numpy()
+        assert np.array_equal(optimizer.state[model[name].weight]["exp_avg"].numpy(), wanted)
+    with pytest.raises(ValueError, match="variables must be all 2 that the 4 slots are of, and .* one of them, got 1"):
+        load_tables(path, model, optimizer=optimizer, variables=["users"])
+
+
+@KERAS_WARNS
+@pytest.mark.tensorflow
+def test_saved_models(tensorflow, tmp_path):
+    keras = importlib.import_module("keras")
+    there = keras_model(keras)
+    tensorflow.saved_model.save(there, str(tmp_path / "saved"))
+    there.export(str(tmp_path / "exported"), verbose=False)
+    for folder in ("saved", "exported"):
+        model = Model()
+        load_tables(tmp_path / folder, model)
+        assert np.array_equal(model.weight.detach().numpy(), there.trainable_variables[0].value.numpy())
+
+
+# ---- Names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Return the path of a checkpoint of two tables with slots of Adagrad, and what is in it."""
+    tensors = {}
+    for k, name in enumerate(("model/users/embeddings", "model/cities/embeddings")):
+        tensors[name], tensors[f"{name}/Adagrad"] = torch.full((4 + k, 2), k + 0.5), torch.full((4 + k, 2), k + 0.25)
+    tensors |= {"model/users/bias": torch.ones(4), "global_step": torch.tensor(7)}
+    path = str(tmp_path / "model.ckpt")
+    with CheckpointWriter(path) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+    return path
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        None,
+        "{}",
+        "model/{}/embeddings",
+        "*/{}/emb*",
+        {"users": "model/users/embeddings", "cities": "cities"},
+        {"bags.embedding_bags.users": "users/embeddings", "bags.embedding_bags.cities.weight": "cities"},
+    ],
+)
+def test_names(checkpoint, tables, capsys):
+    configs = [
+        nn.EmbeddingBagConfig(name=name, num_embeddings=4 + k, embedding_dim=2, feature_names=[name])
+        for k, name in enumerate(("users", "cities"))
+    ]
+    model = torch.nn.ModuleDict({"bags": nn.EmbeddingBagCollection(configs)})
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    optimizer = optim.Adagrad(model.parameters())
+    moves = load_tables(checkpoint, model, tables, optimizer=optimizer, dry_run=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "model/users/embeddings -> bags.embedding_bags.users.weight  [4, 2] float32",
+        "model/users/embeddings/Adagrad -> state of bags.embedding_bags.users.weight: sum  [4, 2] float32",
+        "model/cities/embeddings -> bags.embedding_bags.cities.weight  [5, 2] float32",
+        "model/cities/embeddings/Adagrad -> state of bags.embedding_bags.cities.weight: sum  [5, 2] float32",
+    ]
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert load_tables(checkpoint, model, tables, optimizer=optimizer) == moves
+    for k, weight in enumerate(model.parameters()):
+        assert torch.equal(weight, torch.full((4 + k, 2), k + 0.5))
+        assert torch.equal(optimizer.state[weight]["sum"], torch.full((4 + k, 2), k + 0.25))
+        assert optimizer.state[weight]["step"] == 7
+
+
+def test_any_parameter_by_name(checkpoint):
+    model = torch.nn.ModuleDict({"users": torch.nn.EmbeddingBag(4, 2), "norm": torch.nn.LayerNorm(4)})
+    load_tables(checkpoint, model, {"norm.bias": "users/bias"})
+    assert model["norm"].bias.tolist() == [1] * 4
+    table = torch.nn.Embedding(4, 2)
+    load_tables(checkpoint, table, "users/embeddings")
+    assert table.weight[0].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"users": "cities"},
+            r"'model/cities/embeddings' must have the shape of 'users.weight', \[4, 2\], got \[5, 2\]",
+        ),
+        ({"users": "nobody"}, "has no variable 'nobody', for users.weight; it has 'global_step', 'model/cities/embed"),
+        ({"users": "model/*/embeddings"}, "must name one variable, got 'model/cities/embeddings', 'model/users/emb"),
+        ({"nobody": "users"}, "the model has no table 'nobody'; it has 'more.users.weight', 'users.weight'"),
+        ({"users.weight": "users", "more.users": "users"}, "must be the variable of one table, got 'users.weight' and"),
+        ("users", "must be the variable of one table"),
+    ],
+)
+def test_names_that_are_refused(checkpoint, tables, message):
+    users, more = nn.Embedding(4, 2), torch.nn.ModuleDict({"users": nn.Embedding(4, 2)})
+    model = torch.nn.ModuleDict({"users": users, "more": more})
+    if tables == {"users": "cities"}:
+        del model["more"]
+    elif tables != "users" and "nobody" not in tables and "more.users" not in tables:
+        del model["more"]
+    with pytest.raises(ValueError, match=message):
+        load_tables(checkpoint, model, tables)
+
+
+def test_one_name_of_two_tables(checkpoint):
+    tables = [torch.nn.ModuleDict({"users": nn.Embedding(4, 2)}) for _ in range(2)]
+    with pytest.raises(
+        ValueError, match="'users' must be the name of one table, got that of '0.users.weight', '1.users"
+    ):
+        load_tables(checkpoint, torch.nn.ModuleList(tables), {"users": "users"})
+
+
+def test_arguments_that_are_refused(checkpoint, tmp_path):
+    model = torch.nn.ModuleDict({"users": nn.Embedding(4, 2)})
+    with pytest.raises(ValueError, match="partition_strategy must be 'div' or 'mod', got 'range'"):
+        load_tables(checkpoint, model, partition_strategy="range")
+    with pytest.raises(TypeError, match=r"optimizer must be one of torchsparse_rec.optim, got Adagrad"):
+        load_tables(checkpoint, model, optimizer=torch.optim.Adagrad(model.parameters()))
+    with pytest.raises(TypeError, match="tables must be a pattern or a mapping of names, got list"):
+        load_tables(checkpoint, model, ["users"])
+    with pytest.raises(ValueError, match="model must have tables, such as torch.nn.Embedding; Linear has none"):
+        load_tables(checkpoint, torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="slots are known of optim.Adam, .*, got LAMB"):
+        load_tables(checkpoint, model, optimizer=optim.LAMB(model.parameters()))
+    with pytest.raises(ValueError, match="TensorFlow has no dampening: it must be 0, got 0.5"):
+        load_tables(checkpoint, model, optimizer=optim.SGD(model.parameters(), momentum=0.5, dampening=0.5))
+    with pytest.raises(FileNotFoundError, match="nothing.index is missing: path must be a checkpoint's"):
+        load_tables(tmp_path / "nothing", model)
+    with pytest.raises(
+        FileNotFoundError, match="must be a SavedModel or have a file 'checkpoint'; it has 'model.ckpt.da"
+    ):
+        load_tables(tmp_path, model)
+    with pytest.raises(FileNotFoundError, match="nothing.h5 is missing"):
+        load_tables(tmp_path / "nothing.h5", model)
+    (tmp_path / "old").write_bytes(b"")
+    with pytest.raises(ValueError, match="old must be the prefix of a V2 checkpoint, .* first format are not read"):
+        load_tables(tmp_path / "old", model)
+    for number in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="partitions must be an integer of at least 1, got"):
+            save_tables(tmp_path / "new", model, partitions=number)
+        with pytest.raises(ValueError, match="global_step must be an integer of at least 0, got"):
+            save_tables(tmp_path / "new", model, global_step=number)
+    for tables in ("*", {"users": ""}):
+        with pytest.raises(ValueError, match="must give each table a name of its own in the file, got"):
+            save_tables(tmp_path / "new", model, tables)
+    with pytest.raises(ValueError, match="a .weights.h5 has neither partitions nor tables that grow"):
+        save_tables(tmp_path / "new.weights.h5", model, partitions=2)
+
+
+# ---- Slots ----------------------------------------------------------------------------------------------------------
+
+
+def test_slots_that_are_missing(checkpoint):
+    model = torch.nn.ModuleDict({"users": nn.Embedding(4, 2)})
+    with pytest.raises(
+        ValueError, match="must have the slots 'Adam', 'Adam_1' of 'model/users/embeddings', as Adam keeps"
+    ):
+        load_tables(checkpoint, model, optimizer=optim.Adam(model.parameters()))
+
+
+def adam_checkpoint(path, power):
+    with CheckpointWriter(str(path)) as writer:
+        for name in ("users", "users/Adam", "users/Adam_1"):
+            writer.add(name, torch.ones(4, 2))
+        for name, value in power.items():
+            writer.add(name, torch.tensor(value))
+    return path
+
+
+@pytest.mark.parametrize("steps", [0, 1, 100, 1_000, 20_000])
+def test_steps_of_powers(tmp_path, steps):
+    """TensorFlow's powers are products in float32; where the first has vanished, the second says nearly how many."""
+    model = torch.nn.ModuleDict({"users": nn.Embedding(4, 2)})
+    optimizer = optim.Adam(model.parameters())
+    powers = {f"beta{k}_power": np.float32(beta) for k, beta in ((1, 0.9), (2, 0.999))}
+    for name, beta in list(powers.items()):
+        for _ in range(steps):
+            powers[name] = np.float32(powers[name] * beta)
+    for more in ({}, {"global_step": steps}):
+        load_tables(adam_checkpoint(tmp_path / "model", powers | more), model, optimizer=optimizer)
+        error = 1e-4 * steps if steps > 600 and not more else 0
+        assert abs(float(optimizer.state[model["users"].weight]["step"]) - steps) <= error
+
+
+def test_steps_that_are_refused(tmp_path):
+    model = torch.nn.ModuleDict({"users": nn.Embedding(4, 2)})
+    optimizer = optim.Adam(model.parameters())
+    with pytest.raises(
+        ValueError, match="must say how many steps Adam has taken, by beta1_power, iterations or global"
+    ):
+        load_tables(adam_checkpoint(tmp_path / "model", {}), model, optimizer=optimizer)
+    with pytest.raises(ValueError, match="'beta1_power' must be a power of the optimizer's beta 0.9, got 0.5"):
+        load_tables(adam_checkpoint(tmp_path / "model", {"beta1_power": 0.5}), model, optimizer=optimizer)
+
+
+def test_tables_that_no_optimizer_holds(checkpoint):
+    model = torch.nn.ModuleDict({"users": nn.Embedding(4, 2), "cities": nn.Embedding(5, 2)})
+    optimizer = optim.Adagrad(model["users"].parameters())
+    moves = load_tables(checkpoint, model, optimizer=optimizer)
+    assert [move.target for move in moves] == ["users.weight", "state of users.weight: sum", "cities.weight"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(tmp_path, dtype):
+    model = Model(dtype)
+    optimizer = optim.Adam(model.parameters())
+    step(model, optimizer, 0)
+    path = tmp_path / "model"
+    save_tables(path, model, optimizer=optimizer)
+    wanted = {name: x.clone() for name, x in optimizer.state[model.weight].items()}
+    other = Model(dtype)
+    its = optim.Adam(other.parameters())
+    load_tables(path, other, optimizer=its)
+    assert torch.equal(other.weight, model.weight)
+    assert all(torch.equal(x, wanted[name]) for name, x in its.state[other.weight].items())
+    step(model, optimizer, 1)
+    step(other, its, 1)
+    assert torch.equal(other.weight, model.weight)
+    if dtype != torch.float64:
+        with pytest.raises(
+            ValueError, match=rf"'users' must be of {dtype}, or of floats that it holds, .*, got torch.f"
+        ):
+            save_tables(path, Model())
+            load_tables(path, other)
+
+
+def test_nothing_changes_where_a_file_is_damaged(checkpoint):
+    path = f"{checkpoint}.data-00000-of-00001"
+    with open(path, "r+b") as file:
+        file.seek(110)  # in the last of the slots
+        file.write(b"\xff")
+    model = torch.nn.ModuleDict({"users": nn.Embedding(4, 2), "cities": nn.Embedding(5, 2)})
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"data-00000-of-00001 is damaged: .*cities/embeddings/Adagrad.* the CRC"):
+        load_tables(checkpoint, model, optimizer=optim.Adagrad(model.parameters()))
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+# ---- Partitions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["div", "mod"])
+def test_partition_strategies(tmp_path, strategy):
+    whole = torch.randn(11, 3)
+    parts = [whole[k::4] for k in range(4)] if strategy == "mod" else list(whole.tensor_split(4))
+    path = str(tmp_path / "model")
+    with CheckpointWriter(path) as writer:
+        for k, part in enumerate(parts):
+            writer.add(f"users/part_{k}", part)
+    model = Model()
+    load_tables(path, model, partition_strategy=strategy)
+    assert torch.equal(model.weight, whole)
+
+
+def test_partitions_that_are_refused(tmp_path):
+    def message(sizes, strategy="div", numbers=range(9), width=WIDTH):
+        path = str(tmp_path / "model")
+        with CheckpointWriter(path) as writer:
+            for k, size in zip(numbers, sizes, strict=False):
+                writer.add(f"users/part_{k}", torch.ones(size, width if k else WIDTH))
+        with pytest.raises(ValueError, match="users") as error:
+            load_tables(path, Model(), partition_strategy=strategy)
+        return str(error.value)
+
+    assert "'users' must have parts 0 to 1, got [0, 2]" in message([6, 5], numbers=[0, 2])
+    assert "parts of 'users' must agree, got (5, 4)" in message([6, 5], width=4)
+    assert "part 0 of 'users' must have 6 of 11 rows where partition_strategy is 'mod', got 5" in message([5, 6], "mod")
+    assert "must have the shape of 'tables.users.weight', [11, 3], got [10, 3]" in message([5, 5])
+
+
+MEMORY = """
+import sys, threading, torch
+from torchsparse_rec import nn, optim
+from torchsparse_rec.compat.tensorflow import load_tables, save_tables
+
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) // 1024
+
+def most(call, *args, **kwargs):
+    peak, done = [anonymous()], threading.Event()
+    def watch():
+        while not done.wait(0.001):
+            peak.append(anonymous())
+    thread = threading.Thread(target=watch)
+    before = anonymous()
+    thread.start()
+    call(*args, **kwargs)
+    done.set()
+    thread.join()
+    return max(peak) - before
+
+rows, folder = int(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+model = torch.nn.ModuleDict({"users": nn.Embedding(rows, 64)})
+optimizer = optim.Adam(model.parameters())
+state = {name: torch.randn(rows, 64).abs_() for name in ("exp_avg", "exp_avg_sq")}
+optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {"step": torch.tensor(3.0), **state}}})
+table = rows * 64 * 4 // 2**20
+print("save", most(save_tables, folder + "/model", model, optimizer=optimizer, partitions=8))
+other = torch.nn.ModuleDict({"users": torch.nn.Embedding(1, 64)})
+other["users"].weight = torch.nn.Parameter(torch.zeros(rows, 64))
+its = optim.Adam(other.parameters())
+print("load", most(load_tables, folder + "/model", other, optimizer=its) - 2 * table)
+assert torch.equal(other["users"].weight, model["users"].weight)
+assert all(torch.equal(its.state[other["users"].weight][name], x) for name, x in state.items())
+"""
+
+
+def test_memory(tmp_path):
+    """A table of 100,000 x 64 with slots of Adam, in 8 partitions, there and back: 1 % of the wanted figure's."""
+    command = [sys.executable, "-c", MEMORY, "100000", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    figures = dict(line.split() for line in result.stdout.splitlines())
+    assert all(int(number) <= 64 for number in figures.values()), figures
+
+
+# ---- Tables that grow -----------------------------------------------------------------------------------------------
+
+
+def grown(optimizer=None):
+    table = nn.EmbeddingVariable(2, name="items")
+    model = torch.nn.ModuleDict({"itemz": table})
+    its = None if optimizer is None else optimizer(model.parameters())
+    return model, table, its
+
+
+def train(table, optimizer, keys):
+    optimizer.zero_grad()
+    table(torch.tensor(keys)).square().sum().backward()
+    optimizer.step()
+
+
+def test_growing_tables_there_and_back(tmp_path):
+    model, table, optimizer = grown(lambda p: optim.Adam(p, lr=0.1))
+    for keys in ([7, 2**40, -3], [7, 9], [-3]):
+        train(table, optimizer, keys)
+    path = str(tmp_path / "model")
+    save_tables(path, model, optimizer=optimizer)
+    names = set(CheckpointReader(path).entries)
+    suffixes = ("-keys", "-values", "-freqs", "-versions")
+    assert names == {f"itemz{slot}{x}" for slot in ("", "/Adam", "/Adam_1") for x in suffixes} | {
+        *("beta1_power", "beta2_power", "global_step")
+    }
+    other, its_table, its = grown(lambda p: optim.Adam(p, lr=0.1))
+    load_tables(path, other, optimizer=its)
+    for a, b in zip(table.export(), its_table.export(), strict=True):
+        assert torch.equal(a, b)
+    its_table.global_step = table.global_step
+    for keys in ([9, 11], [7]):
+        train(table, optimizer, keys)
+        train(its_table, its, keys)
+    assert torch.equal(table.lookup(torch.tensor([7, 9, 11, -3])), its_table.lookup(torch.tensor([7, 9, 11, -3])))
+    with pytest.raises(ValueError, match="'itemz.weight' must have no rows yet, got 5"):
+        load_tables(path, other)
+
+
+def test_growing_tables_in_deeprecs_partitions(tmp_path):
+    """As DeepRec's saver names them, in partitions, without counts, and with slots in an order of their own."""
+    keys, values = torch.tensor([4, 8, 15, 16]), torch.randn(4, 2)
+    path = str(tmp_path / "model")
+    with CheckpointWriter(path) as writer:
+        for k, part in enumerate((slice(0, 1), slice(1, 4))):
+            prefix, slot = f"a/items/part_{k}", f"a/items/part_{k}/Adagrad"
+            writer.add(f"{prefix}-keys", keys[part])
+            writer.add(f"{prefix}-values", values[part])
+            for name in ("freqs", "versions"):
+                writer.add(f"{prefix}-{name}", torch.empty(0, dtype=torch.int64))
+            writer.add(f"{prefix}-partition_offset", torch.zeros(1001, dtype=torch.int32))
+            writer.add(f"{slot}-keys", keys[part].flip(0))
+            writer.add(f"{slot}-values", values[part].flip(0) + 10)
+    model, table, optimizer = grown(lambda p: optim.Adagrad(p, lr=0.1))
+    load_tables(path, model, {"itemz": "items"}, optimizer=optimizer)
+    assert torch.equal(table.lookup(keys), values)
+    rows = table.keys.find(keys)
+    assert torch.equal(optimizer.state[table.weight]["sum"][rows], values + 10)
+
+
+def test_growing_tables_from_fixed_ones(checkpoint):
+    model, table, optimizer = grown(lambda p: optim.Adagrad(p, lr=0.1))
+    load_tables(checkpoint, model, {"itemz": "cities"}, optimizer=optimizer)
+    assert torch.equal(table.lookup(torch.arange(5)), torch.full((5, 2), 1.5))
+    assert torch.equal(optimizer.state[table.weight]["sum"][table.keys.find(torch.arange(5))], torch.full((5, 2), 1.25))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"keys": torch.ones(3), "values": torch.ones(3, 2)}, r"'items-keys' must be keys \[N\], got torch.float32"),
+        ({"keys": torch.ones(3).long(), "values": torch.ones(2, 2)}, r"must have the shape \[3, 2\], got \[2, 2\]"),
+        ({"keys": torch.ones(3).long(), "values": torch.ones(3, 4)}, r"must have the shape \[3, 2\], got \[3, 4\]"),
+        (
+            {"keys": torch.arange(3), "values": torch.ones(3, 2), "freqs": torch.ones(2).long()},
+            r"'items-freqs' must have the shape \[3\], got \[2\]",
+        ),
+    ],
+)
+def test_growing_tables_that_are_refused(tmp_path, tensors, message):
+    path = str(tmp_path / "model")
+    with CheckpointWriter(path) as writer:
+        for name, tensor in tensors.items():
+            writer.add(f"items-{name}", tensor)
+    with pytest.raises(ValueError, match=message):
+        load_tables(path, grown()[0], {"itemz": "items"})
+
+
+# ---- Files of Keras -------------------------------------------------------------------------------------------------
+
+
+def test_h5py_is_asked_for_when_it_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (tmp_path / "model.weights.h5").write_bytes(b"")
+    with pytest.raises(ImportError, match="files of Keras need h5py: pip install h5py"):
+        load_tables(tmp_path / "model.weights.h5", Model())
+    with pytest.raises(ImportError, match="files of Keras need h5py"):
+        save_tables(tmp_path / "new.weights.h5", Model())
+
+
+def test_files_of_keras_that_are_refused(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "model.weights.h5"
+
+    def message(**dataset):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("layers/users/vars/0", **dataset)
+        with pytest.raises(ValueError, match="users") as error:
+            load_tables(path, Model())
+        return str(error.value)
+
+    assert "must be of torch.float32, or of floats that it holds" in message(data=np.zeros((ROWS, WIDTH), ">f4"))
+    assert "must lie in one run of bytes" in message(data=np.zeros((ROWS, WIDTH), "f4"), chunks=(2, 2))
+    with zipfile.ZipFile(tmp_path / "model.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(path, "model.weights.h5")
+    with pytest.raises(ValueError, match="model.weights.h5 is compressed, which Keras does not do"):
+        load_tables(tmp_path / "model.keras", Model())
+    with pytest.raises(ValueError, match="is of bfloat16, which HDF5 does not have: save a checkpoint"):
+        save_tables(tmp_path / "new.weights.h5", Model(torch.bfloat16))
