@@ -14,7 +14,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from ... import ops
 from ._checkpoint_wire import (
     Slices,
     block_entries,
-    field,
     fields,
     masked,
     masked_crc,
@@ -32,15 +31,12 @@ from ._checkpoint_wire import (
     slice_key,
     slices_of,
     varint,
-    written_block,
-    written_shape,
-    written_slices,
 )
 
-__all__ = ["CheckpointReader", "CheckpointWriter", "Piece", "check_crcs", "copy_bytes", "host_chunks", "mapped_file"]
+__all__ = ["CheckpointReader", "Entry", "Piece", "check_crcs", "copy_bytes", "mapped_file"]
 
 MAGIC = 0xDB4775248B80FB57
-_FOOTER = 48
+FOOTER = 48
 #: TensorFlow's numbers of dtypes that torch has too.
 DTYPES = {
     1: torch.float32,
@@ -58,11 +54,8 @@ DTYPES = {
     23: torch.uint64,
 }
 _STRING = 7
-_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 #: The most bytes that are copied through other memory at once.
-_CHUNK = 16 * 2**20
-#: The size beyond which a block of the index ends.
-_BLOCK = 16 * 2**10
+CHUNK = 16 * 2**20
 
 
 class Entry(NamedTuple):
@@ -103,6 +96,7 @@ class CheckpointReader:
 
     Example:
         >>> import os, tempfile
+        >>> from torchsparse_rec.compat.tensorflow._checkpoint_writer import CheckpointWriter
         >>> prefix = os.path.join(tempfile.mkdtemp(), "model")
         >>> with CheckpointWriter(prefix) as writer:
         ...     writer.add("items", torch.tensor([[1.0], [2.0]]))
@@ -126,7 +120,7 @@ class CheckpointReader:
             elif key.startswith(b"\0"):
                 self._slices[key] = self._entry(key, value)
             else:
-                self.entries[key.decode()] = self._entry(key, value)
+                self.entries[key.decode(errors="backslashreplace")] = self._entry(key, value)
         if header is None:
             raise ValueError(f"{self.path} must begin with a header, the entry of the name '', got none")
         self.num_shards = number_of(self.path, header, 1)
@@ -138,11 +132,11 @@ class CheckpointReader:
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield names and their entries, both as bytes, in order."""
         data = self._index
-        if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
+        if len(data) < FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
             raise ValueError(
                 f"{self.path} must be the index of a V2 checkpoint, which ends with {MAGIC:#x}: it does not"
             )
-        footer = data[-_FOOTER:-8]
+        footer = data[-FOOTER:-8]
         _, at = varint(self.path, footer, 0)
         _, at = varint(self.path, footer, at)
         for _, handle in block_entries(self.path, self._block(footer[at:])):
@@ -153,7 +147,7 @@ class CheckpointReader:
         offset, at = varint(self.path, handle, 0)
         size, _ = varint(self.path, handle, at)
         end = offset + size
-        if end + 5 > len(self._index) - _FOOTER:
+        if end + 5 > len(self._index) - FOOTER:
             raise ValueError(
                 f"{self.path}: a block must lie within the {len(self._index)} bytes of the file, got bytes {offset} to "
                 f"{end}: is the file cut short?"
@@ -322,135 +316,10 @@ def copy_bytes(piece: Piece, out: Tensor) -> None:
         return
     rows = max(1, piece.shape[0]) if piece.shape else 1
     row = len(piece.bytes) // rows
-    step = max(1, _CHUNK // max(row, 1))
+    step = max(1, CHUNK // max(row, 1))
     for begin in range(0, rows, step):
         aligned = piece.bytes[begin * row : (begin + step) * row].clone().view(piece.dtype)
         if not piece.shape:
             part.copy_(aligned.reshape(()))
         else:
             part[begin : begin + step].copy_(aligned.view(-1, *piece.shape[1:]))
-
-
-def host_chunks(tensor: Tensor, factor: float) -> Iterator[Tensor]:
-    """Yield the rows of a tensor, multiplied, contiguous and on the CPU: some at a time, where that takes a copy."""
-    tensor = tensor.detach()
-    step = len(tensor) if tensor.dim() else 1
-    if not (tensor.device.type == "cpu" and tensor.is_contiguous() and factor == 1):
-        step = _CHUNK // max(tensor[:1].numel() * tensor.element_size(), 1) if tensor.dim() else 1
-    for some in tensor.split(max(step, 1)) if tensor.dim() else [tensor]:
-        yield (some if factor == 1 else some * factor).cpu().contiguous()
-
-
-# ---- Writing --------------------------------------------------------------------------------------------------------
-
-
-class CheckpointWriter:
-    """
-    Writes a V2 checkpoint of one shard, in a ``with`` statement: it appears under its name where that ends.
-
-    Args:
-        prefix: the path without ``.index``. Files there are replaced; if the statement raises, they are not.
-
-    Example:
-        See :class:`CheckpointReader`.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.data = f"{prefix}.data-00000-of-00001"
-        self._entries: dict[bytes, Entry] = {}
-        self._file = open(f"{self.data}.tmp", "wb")  # __exit__() closes it
-
-    def __enter__(self) -> CheckpointWriter:
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        self._file.close()
-        if kind is None:
-            self._finish()
-        else:
-            os.remove(self._file.name)
-
-    def add(self, name: str, tensor: Tensor, parts: int = 1, factor: float = 1.0) -> None:
-        """
-        Write a tensor.
-
-        Args:
-            name: which the checkpoint does not have yet.
-            tensor: of any device and any dtype that TensorFlow has.
-            parts: into how many slices of its first dimension it is cut, as a partitioned variable is.
-            factor: by what it is multiplied.
-
-        Raises:
-            ValueError: the name is taken, there are fewer rows than parts, or TensorFlow has no such dtype.
-        """
-        if name.encode() in self._entries or not name:
-            raise ValueError(f"{self.prefix}: names must differ and not be empty, got {name!r} again")
-        if tensor.dtype not in _NUMBERS:
-            raise ValueError(f"{self.prefix}: {name!r} must have a dtype that TensorFlow has, got {tensor.dtype}")
-        number, shape = _NUMBERS[tensor.dtype], tuple(tensor.shape)
-        if parts == 1:
-            self._entries[name.encode()] = self._written(tensor, number, factor)
-            return
-        if not shape or parts > shape[0]:
-            raise ValueError(f"{self.prefix}: {name!r} of shape {list(shape)} must have rows for {parts} parts")
-        slices, begin = [], 0
-        for k in range(parts):  # the first ones are longer, as fixed_size_partitioner has it
-            length = shape[0] // parts + (k < shape[0] % parts)
-            slices.append(((begin, length), *((0, -1) for _ in shape[1:])))
-            key = slice_key(name, slices[-1])
-            self._entries[key] = self._written(tensor[begin : begin + length], number, factor)
-            begin += length
-        self._entries[name.encode()] = Entry(number, shape, 0, 0, 0, 0, tuple(slices))
-
-    def _written(self, tensor: Tensor, number: int, factor: float) -> Entry:
-        offset = self._file.tell()
-        for some in host_chunks(tensor, factor):
-            self._file.write(some.reshape(-1).view(torch.uint8).numpy().data)
-        return Entry(number, tuple(tensor.shape), 0, offset, self._file.tell() - offset, 0, ())
-
-    def _finish(self) -> None:
-        """Write the index, and give both files their names."""
-        content = mapped_file(self._file.name)
-        keys = [key for key, entry in self._entries.items() if not entry.slices]
-        places = [self._entries[key] for key in keys]
-        crcs = ops.crc32c([content[x.offset : x.offset + x.size] for x in places]).tolist()
-        for key, crc in zip(keys, crcs, strict=True):
-            self._entries[key] = self._entries[key]._replace(crc=masked(crc))
-        with open(f"{self.prefix}.index.tmp", "wb") as file:
-            file.write(self._index())
-        os.replace(self._file.name, self.data)
-        os.replace(file.name, f"{self.prefix}.index")
-
-    def _index(self) -> bytes:
-        records = [(b"", field(1, 1) + field(3, field(1, 1)))]
-        for key in sorted(self._entries):
-            entry = self._entries[key]
-            value = field(1, entry.dtype) + field(2, written_shape(entry.shape))
-            value += b"".join(field(k, x) for k, x in ((3, entry.shard), (4, entry.offset), (5, entry.size)) if x)
-            if not entry.slices:
-                value += b"\x35" + struct.pack("<I", entry.crc)
-            records.append((key, value + b"".join(field(7, written_slices(slices)) for slices in entry.slices)))
-        blocks, handles = b"", []
-        for group in _groups(records):
-            handle, block = written_block(len(blocks), group)
-            blocks += block
-            handles.append((group[-1][0], handle))
-        meta, block = written_block(len(blocks), [])
-        blocks += block
-        index, block = written_block(len(blocks), handles)
-        return blocks + block + (meta + index).ljust(_FOOTER - 8, b"\0") + struct.pack("<Q", MAGIC)
-
-
-def _groups(records: list[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the records in runs that make a block each."""
-    group: list[tuple[bytes, bytes]] = []
-    size = 0
-    for record in records:
-        group.append(record)
-        size += len(record[0]) + len(record[1])
-        if size > _BLOCK:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

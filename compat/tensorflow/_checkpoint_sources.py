@@ -44,6 +44,8 @@ class Found(NamedTuple):
     def number(self) -> float:
         """Return the value of a tensor of one element."""
         pieces = self.pieces()
+        if torch.Size(self.shape).numel() != 1:
+            raise ValueError(f"{pieces[0].file}: {self.name!r} must be one number, got the shape {list(self.shape)}")
         check_crcs(self.name, pieces)
         result = torch.empty(self.shape, dtype=pieces[0].dtype)
         for piece in pieces:
@@ -66,11 +68,10 @@ class Source(NamedTuple):
         return list(dict.fromkeys([name, self.full_names.get(name, name)]))
 
     def named(self, name: str) -> list[Found]:
-        """Return the tensors that have a name; of those with the same variable the first."""
+        """Return the tensor of a name in the file, or else those of variables of that name."""
         if name in self.tensors:
             return [self.tensors[name]]
-        found = [self.tensors[key] for key, full in self.full_names.items() if full == name]
-        return found[:1]
+        return [self.tensors[key] for key, full in self.full_names.items() if full == name]
 
 
 def open_source(path: str | os.PathLike[str], strategy: str) -> Source:

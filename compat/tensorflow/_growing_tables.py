@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...nn import EmbeddingVariable
 from ...optim.row_optimizer import RowOptimizer
-from ._checkpoint_format import CheckpointWriter, Piece, copy_bytes
+from ._checkpoint_format import Piece, copy_bytes
 from ._checkpoint_sources import Found, Source
+from ._checkpoint_writer import CheckpointWriter
 
 __all__ = ["GrowingRows", "growing_rows", "insert_rows", "write_rows"]
 
@@ -88,6 +89,9 @@ def _rows(pieces: list[Piece], shape: tuple[int, ...], begin: int, end: int) -> 
     """Return a copy of some rows of a tensor."""
     result = torch.empty((end - begin, *shape[1:]), dtype=pieces[0].dtype)
     for piece in pieces:
+        if (begin, end) == (0, shape[0]):
+            copy_bytes(piece, result)
+            continue
         first, last = max(begin, piece.place[0].start), min(end, piece.place[0].stop)
         if first < last:
             row = len(piece.bytes) // max(piece.shape[0], 1)
@@ -141,8 +145,9 @@ def _chunks(part: GrowingRows) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
         named |= {state: values, f"{state}-keys": keys}
     found = {name: (x.pieces(), x.shape) for name, x in named.items() if x is not None}
     count = part.values.shape[0]
-    # A slot's rows may have another order than the table's: then all of them are needed at once.
-    step = count if _reorders(part) else _ROWS
+    # Rows of a slot may have another order than the table's, or those of partitions alternate: then all come at once.
+    alternate = any(piece.place[0].step not in (None, 1) for pieces, _ in found.values() for piece in pieces)
+    step = count if alternate or _reorders(part) else _ROWS
     for begin in range(0, count, max(step, 1)):
         end = min(count, begin + step)
         yield begin, end, {name: _rows(pieces, shape, begin, end) for name, (pieces, shape) in found.items()}

@@ -145,27 +145,32 @@ def _one(source: Source, target: Target, text: str) -> Found | str:
 
 def one_variable(source: Source, text: str, rank: int | None = None, wanted_for: str = "variables") -> Found:
     """Return the variable, which is no slot, that a text names; of several the one of a rank."""
-    exact = source.named(text)
-    if exact:
-        return exact[0]
-    found = _matches(source, text)
+    found = source.named(text) or _matches(source, text)
     if len(found) > 1 and rank is not None:
         found = [x for x in found if len(x.shape) == rank] or found
-    if len(found) == 1:
+    if found and all(_are_copies(source, found[0], other) for other in found[1:]):
         return found[0]
     every = [source.names(x.name)[-1] for x in _variables(source)]
     if not found:
         raise ValueError(f"{source.path} has no variable {text!r}, for {wanted_for}; it has {listed(every)}")
     raise ValueError(
         f"{source.path}: {text!r}, for {wanted_for}, must name one variable, got "
-        f"{listed(source.names(x.name)[-1] for x in found)}"
+        f"{listed(' = '.join(source.names(x.name)) for x in found)}"
     )
 
 
 def _matches(source: Source, text: str) -> list[Found]:
-    """Return the variables that a text names, by some parts of a name or by a pattern with ``*``, each once."""
+    """Return the variables that a text names, by some parts of a name or by a pattern with ``*``."""
     names = _chosen(text, [(x.name, source.names(x.name)) for x in _variables(source)])
     return [source.tensors[name] for name in names]
+
+
+def _are_copies(source: Source, a: Found, b: Found) -> bool:
+    """Say whether two tensors are one variable, which SavedModels may hold twice: of one name, with the same bytes."""
+    if a.shape != b.shape or a.dtype is None or source.names(a.name)[-1] != source.names(b.name)[-1]:
+        return False
+    crcs = [[piece.crc for piece in x.pieces()] for x in (a, b)]
+    return crcs[0] == crcs[1] and None not in crcs[0]
 
 
 def _chosen(text: str, names: list[tuple[str, list[str]]]) -> list[str]:
@@ -180,9 +185,9 @@ def _chosen(text: str, names: list[tuple[str, list[str]]]) -> list[str]:
 
 
 def _variables(source: Source) -> list[Found]:
-    """Return the tensors that are neither slots nor parts of others, each variable once."""
+    """Return the tensors that are neither slots nor parts of others."""
     flat = {full.replace("/", "_") for full in source.full_names.values()}
-    result, seen = [], set()
+    result = []
     for name, found in source.tensors.items():
         full = source.full_names.get(name, name)
         parts, last = name.split("/"), full.rsplit("/", 1)[-1]
@@ -192,8 +197,7 @@ def _variables(source: Source) -> list[Found]:
             or any("/".join(parts[:k]) in source.tensors for k in range(1, len(parts)))
             or any(last[: m.start()] in flat for m in re.finditer("_", last) if "/" in full)
         )
-        if not is_slot and full not in seen:
-            seen.add(full)
+        if not is_slot:
             result.append(found)
     return result
 

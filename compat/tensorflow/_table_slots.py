@@ -57,6 +57,9 @@ _SLOTS: list[tuple[tuple[type, ...], str, tuple[_Slot, ...]]] = [
 ]
 
 
+_KERAS_SLOTS = {slot.keras for _, _, slots in _SLOTS for slot in slots}
+
+
 class Slots(NamedTuple):
     """What a file has of the optimizer's state of a table."""
 
@@ -82,12 +85,11 @@ def _known(optimizer: RowOptimizer, group: dict[str, Any]) -> tuple[str, tuple[_
 def v1_slots(optimizer: RowOptimizer, group: dict[str, Any]) -> dict[str, tuple[str, float]]:
     """Return the end of a slot's name in ``tf.compat.v1``, and its factor, by the name of the state."""
     scope, slots = _known(optimizer, group)
-    names = [slot.state for slot in slots]
-    if "max_exp_avg_sq" in names:
-        names.remove("max_exp_avg_sq")  # TensorFlow's own Adam has none
+    if group.get("amsgrad"):
+        raise ValueError("tf.compat.v1's Adam has no amsgrad: amsgrad must be False, or the file one of Keras")
     return {
-        state: (scope if k == 0 else f"{scope}_{k}", factor_of(optimizer, group, state, False))
-        for k, state in enumerate(names)
+        slot.state: (scope if k == 0 else f"{scope}_{k}", factor_of(optimizer, group, slot.state, False))
+        for k, slot in enumerate(slots)
     }
 
 
@@ -145,9 +147,10 @@ def find_slots(
     by_keras: dict[str, dict[str, Found]] = {}
     for name, other in source.full_names.items():
         owner, _, last = other.rpartition("/")
-        if owner and last.startswith(f"{full}_"):
-            by_keras.setdefault(owner, {}).setdefault(last.removeprefix(f"{full}_"), source.tensors[name])
-    ends = v1_slots(optimizer, group)
+        slot_name = last.removeprefix(f"{full}_")
+        if owner and slot_name != last and slot_name in _KERAS_SLOTS:
+            by_keras.setdefault(owner, {}).setdefault(slot_name, source.tensors[name])
+    ends = {} if group.get("amsgrad") else v1_slots(optimizer, group)
     named = {state: (f"{variable.name}/{end}", factor) for state, (end, factor) in ends.items()}
     if slots and len(named) == len(slots) and all(name in source.tensors for name, _ in named.values()):
         states = {state: (source.tensors[name], factor) for state, (name, factor) in named.items()}
@@ -159,6 +162,12 @@ def find_slots(
             raise ValueError(f"{source.path}: {variable.name!r} must have slots of one optimizer, got {listed(owners)}")
         if owners and slots:
             owner, has = owners[0], all_owners[owners[0]]
+            more = set(has) - {name for names in wanted.values() for name in names}
+            if more - ({"momentum"} if isinstance(optimizer, optim.RMSprop) and not is_keras_3 else set()):
+                raise ValueError(
+                    f"{source.path} must have slots of {type(optimizer).__name__} for {variable.name!r}, as its "
+                    f"hyperparameters say: {listed(wanted)}; it has {listed(has)}"
+                )
             is_keras = is_keras_3 or f"{owner}/iter" in source.tensors
             states = {
                 state: (next(has[name] for name in names if name in has), factor_of(optimizer, group, state, is_keras))
@@ -171,7 +180,7 @@ def find_slots(
     has_slots |= {f"{owner}/{full}_{name}" for owner, has in by_keras.items() for name in has}
     raise ValueError(
         f"{source.path} must have the slots {listed(end for end, _ in ends.values())} of {variable.name!r}, as "
-        f"{type(optimizer).__name__} keeps {listed(ends)}; it has {listed(has_slots) or 'none'}"
+        f"{type(optimizer).__name__} keeps {listed(slot.state for slot in slots)}; it has {listed(has_slots) or 'none'}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
 from ...tables.table import accumulator_dtype
-from ._checkpoint_format import CheckpointWriter, host_chunks
 from ._checkpoint_sources import h5py_module
+from ._checkpoint_writer import CheckpointWriter, host_chunks
 from ._growing_tables import write_rows
 from ._table_names import Move, Target
 from ._table_slots import beta_powers, factor_of, keras_groups, v1_slots
@@ -102,6 +103,22 @@ def write_checkpoint(
     return moves
 
 
+@contextlib.contextmanager
+def _replaced(path: str, dry_run: bool) -> Iterator[Any]:
+    """Yield a new HDF5 file, which then replaces the one at a path if nothing was raised; None for a dry run."""
+    h5py = h5py_module()
+    if dry_run:
+        yield None
+        return
+    try:
+        with h5py.File(f"{path}.tmp", "w") as file:
+            yield file
+        os.replace(f"{path}.tmp", path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(f"{path}.tmp")
+
+
 def write_h5(
     path: str,
     tables: list[Saved],
@@ -113,8 +130,7 @@ def write_h5(
     """Write a file of weights as Keras does, and return what went where."""
     steps = _steps_of(tables)
     moves: list[Move] = []
-    h5py = h5py_module()
-    with contextlib.nullcontext() if dry_run else h5py.File(f"{path}.tmp", "w") as file:
+    with _replaced(path, dry_run) as file:
 
         def add(name: str, tensor: Tensor, to: str, factor: float = 1.0) -> None:
             if tensor.dtype == torch.bfloat16:
@@ -133,22 +149,20 @@ def write_h5(
             add(f"{group}/0", table.target.parameter.detach(), table.target.parameter_name)
             if file is not None:
                 file[group].attrs["name"] = table.name
-        held = [table for table in tables if table.group is not None]
+        held = [(table, table.group) for table in tables if table.group is not None]
         if optimizer is not None and held:
             count = (steps or 0) if global_step is None else global_step
-            numbers = {"iteration": np.int64(count), "learning_rate": np.float32(held[0].group["lr"])}  # type: ignore[index]
+            numbers = {"iteration": np.int64(count), "learning_rate": np.float32(held[0][1]["lr"])}
             for k, (name, number) in enumerate(numbers.items()):
                 if file is not None:
                     file.create_dataset(f"optimizer/vars/{k}", data=number)
                 moves.append(Move(name, f"optimizer/vars/{k}", (), torch.float32 if k else torch.int64, 1))
             place = len(numbers)
-            for states in keras_groups(optimizer, held[0].group):  # type: ignore[arg-type]
-                for table in held:
+            for states in keras_groups(optimizer, held[0][1]):
+                for table, its_group in held:
                     for state in states:
-                        factor = 1 / factor_of(optimizer, table.group, state, True)  # type: ignore[arg-type]
+                        factor = 1 / factor_of(optimizer, its_group, state, True)
                         to = f"state of {table.target.parameter_name}: {state}"
                         add(f"optimizer/vars/{place}", table.slot(optimizer, state), to, factor)
                         place += 1
-    if not dry_run:
-        os.replace(f"{path}.tmp", path)
     return moves

@@ -64,8 +64,8 @@ def load_tables(
             Names of the model are those of tables, modules or parameters: ``"users"``,
             ``"bags.embedding_bags.users.weight"``.
         optimizer: an Adam, AdamW, Adagrad, Ftrl, RMSprop or SGD of :mod:`torchsparse_rec.optim`, which takes over the
-            slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's; of Adam
-            that is ``tensorflow_eps=True`` too.
+            slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: of Adam
+            also ``tensorflow_eps=True``; of momentum the lr, of which TensorFlow's slot is a multiple.
         variables: of a file of Keras, with an optimizer: the names of all trainable variables, in the order of
             ``model.trainable_variables``. It is needed where several have the shape of one table.
         partition_strategy: how ids lie in partitions that have names of their own: ``"div"`` (default) or ``"mod"``,
@@ -77,7 +77,6 @@ def load_tables(
 
     Raises:
         FileNotFoundError: a file is missing.
-        KeyError: never for a table: see ValueError.
         ValueError: a variable or slot is missing, or not the only one of its name; a shape or dtype differs; a file is
             damaged, big endian or compressed. The error names file and tensor. Nothing has been changed then.
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from torchsparse_rec.compat.tensorflow import _checkpoint_format as form
 from torchsparse_rec.compat.tensorflow import _checkpoint_wire as wire
-from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader, CheckpointWriter
+from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
+from torchsparse_rec.compat.tensorflow._checkpoint_writer import CheckpointWriter
 
 DTYPES = sorted(form.DTYPES.values(), key=str)
 # Those of which TensorFlow's reader joins slices.
