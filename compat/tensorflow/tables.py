@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...optim.row_optimizer import RowOptimizer
 from ...tables.table import accumulator_dtype, table_if_any
+from ...variable.optimizer_rows import new_zeros
 from ._checkpoint_format import check_crcs, copy_bytes
 from ._checkpoint_sources import Found, Source, open_source
 from ._growing_tables import GrowingRows, growing_rows, insert_rows
@@ -294,7 +295,7 @@ def _load(source: Source, plan: _Plan, optimizer: RowOptimizer | None) -> None:
     for name, (slot, factor) in plan.slots.states.items():
         values = before.get(name)
         if not isinstance(values, Tensor) or values.dtype != dtype or values.shape != parameter.shape:
-            values = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+            values = new_zeros(parameter.shape, dtype, parameter.device)  # of huge pages, which are quicker to fill
         _copy(slot, values)
         state[name] = values if factor == 1 else values.mul_(factor)
     optimizer._wide.pop(parameter, None)
