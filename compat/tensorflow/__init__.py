@@ -37,3 +37,5 @@ from ._unique import Unique as Unique
 from ._unique import UniqueWithCounts as UniqueWithCounts
 from ._unique import unique as unique
 from ._unique import unique_with_counts as unique_with_counts
+from .tables import load_tables as load_tables
+from .tables import save_tables as save_tables
