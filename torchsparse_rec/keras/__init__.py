@@ -12,3 +12,5 @@ from . import optimizers as optimizers  # noqa: E402
 from .convert import convert as convert  # noqa: E402
 from .convert import revert as revert  # noqa: E402
 from .embedding import Embedding as Embedding  # noqa: E402
+from .embedding_bag import EmbeddingBag as EmbeddingBag  # noqa: E402
+from .embedding_bag_collection import EmbeddingBagCollection as EmbeddingBagCollection  # noqa: E402

@@ -14,8 +14,8 @@ from ..tables.gradients import coalesced
 
 __all__ = ["ByRows", "Slot", "TableStep", "announced_optimizer", "is_stored", "revert_optimizer", "steps_rows"]
 
-# The optimizer of ours that was built last with each variable, by the variable's id.
-_announced: dict[int, weakref.ref[Any]] = {}
+# The optimizers of ours that have been built, the last one at the end.
+_built: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 # Arguments with which Keras's own SGD reads gradients in ways that torch does not have for COO tensors.
 _READS_GRADIENTS = ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor", "gradient_accumulation_steps")
@@ -51,9 +51,7 @@ def is_stored(variable: Any) -> bool:
 
 def announced_optimizer(variable: Any) -> Any:
     """Return the optimizer of ours that was built last with a variable, or None."""
-    reference = _announced.get(id(variable))
-    optimizer = reference() if reference is not None else None
-    return optimizer if optimizer is not None and optimizer.holds(variable) else None
+    return next((optimizer for optimizer in reversed(list(_built)) if optimizer.holds(variable)), None)
 
 
 def steps_rows(optimizer: Any, variable: Any) -> bool:
@@ -129,18 +127,12 @@ class ByRows:
     def build(self, variables: Sequence[Any]) -> None:
         """Make the slots, and let layers know that this optimizer takes rows."""
         super().build(variables)  # type: ignore[misc]
-        for variable in variables:
-            _announced[id(variable)] = weakref.ref(self)
+        _built[self] = None
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Take a step, as Keras's optimizers do; a COO gradient steps rows, or all rows where there is no such rule."""
         optimizer: Any = self
-        given = trainable_variables
-        if given is not None:
-            given = list(given)
-            if not optimizer.built:  # at this point, so that weight decay knows the variables it leaves out
-                with keras.name_scope(optimizer.name, caller=self):
-                    optimizer.build(given)
+        given = None if trainable_variables is None else list(trainable_variables)
         variables = optimizer._trainable_variables if given is None else given
         rows: dict[int, Tensor] = {}
         values = list(grads)
@@ -194,6 +186,7 @@ def revert_optimizer(optimizer: Any) -> None:
         object.__setattr__(optimizer, "__class__", keras.optimizers.LossScaleOptimizer)
     if isinstance(optimizer, ByRows):
         optimizer._forget_rows()
+        _built.pop(optimizer, None)
         for variable in optimizer.variables:  # type: ignore[attr-defined]
             if type(variable) is Slot:
                 variable._bring_up_to_date = None

@@ -1,65 +1,80 @@
-"""Tables of Keras's layers: which layout a gradient has under the optimizer that takes it, and the rows."""
+"""Tables of Keras's layers: which layout a gradient has under the optimizer that takes it, and the lookups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
 import torch
 from keras.src.backend.common.global_state import get_global_attribute
+from torch import Tensor
 
-from .. import nn
+from .. import nn, ops
 from ._by_rows import announced_optimizer, is_stored, steps_rows
 
-__all__ = ["ids_of", "is_lookup_of_ours", "rows_module"]
+__all__ = ["are_looked_up_by_us", "ids_of", "pooled", "rows_module"]
 
-Rows = TypeVar("Rows", nn.Embedding, nn.EmbeddingBag)
+Rows = TypeVar("Rows", nn.Embedding, nn.EmbeddingBag, nn.EmbeddingBagCollection)
 
 _IDS = (torch.int32, torch.int64)
 
 
-def ids_of(inputs: Any) -> torch.Tensor:
+def ids_of(inputs: Any) -> Tensor:
     """Return a layer's inputs as Keras reads them: what is not int32 or int64 becomes int32."""
     ids = keras.ops.convert_to_tensor(inputs)
     return ids if ids.dtype in _IDS else ids.to(torch.int32)
 
 
-def is_lookup_of_ours(variable: Any) -> bool:
-    """Say whether a lookup reads the table's own storage: not symbolic, not stateless, not in a compiled graph."""
-    return is_stored(variable) and not torch.compiler.is_compiling()
+def are_looked_up_by_us(variables: Sequence[Any]) -> bool:
+    """Say whether a lookup reads the tables' own storage: it is not symbolic, not stateless, not in a compiled graph."""
+    return not torch.compiler.is_compiling() and all(map(is_stored, variables))
 
 
-def rows_module(layer: Any, variable: Any, make: Callable[[], Rows]) -> Rows:
+def pooled(table: Tensor, ids: Tensor, weights: Tensor | None, mode: str, padding_idx: int | None) -> Tensor:
+    """Look up and pool bags, ``[B, L]``, in any tensor, which gets a dense gradient."""
+    if ids.dim() == 1:
+        ids = ids[:, None]
+    ends = torch.arange(ids.shape[0] + 1, device=ids.device) * ids.shape[1]
+    flat = None if weights is None else weights.reshape(-1)
+    options = {"per_sample_weights": flat, "mode": mode, "padding_idx": padding_idx}
+    return ops.embedding_bag(table, ids.reshape(-1), ends, **options)  # type: ignore[arg-type]
+
+
+def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) -> Rows:
     """
-    Return the module that looks up rows of a layer's table, in the gradient mode that the optimizer takes.
+    Return the module that looks up rows of a layer's tables, in the gradient mode that the optimizer takes.
 
     Args:
-        layer: the layer, which keeps the module out of Keras's and torch's sight: its parameter is the variable's.
-        variable: the table.
+        layer: the layer, which keeps the module out of Keras's and torch's sight: its parameters are the variables'.
+        variables: the tables.
         make: makes the module, on the device ``meta``.
     """
-    weight = variable.value
-    module: Rows | None = layer.__dict__.get("_rows")
-    if module is None or module._parameters["weight"] is not weight:
+    weights = [variable._value for variable in variables]
+    known: tuple[Rows, list[Any]] | None = layer.__dict__.get("_rows")
+    if known is None or any(a is not b for a, b in zip(known[1], weights, strict=True)):
         module = make()
-        module.register_parameter("weight", weight)
-        module.grad_mode = "dense"  # it declares that this module owns the parameter
-        layer.__dict__["_rows"] = module
-    if torch.is_grad_enabled() and weight.requires_grad:
-        mode = "sparse" if _is_sparse(variable) else "dense"
+        for owner, weight in zip([x for x in module.modules() if "weight" in x._parameters], weights, strict=True):
+            owner.register_parameter("weight", weight)
+        module.grad_mode = "dense"  # it declares that this module owns the parameters
+        layer.__dict__["_rows"] = known = module, weights
+    module = known[0]
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        mode = "sparse" if _are_sparse(variables) else "dense"
         if module.grad_mode != mode:
             module.grad_mode = mode
     return module
 
 
-def _is_sparse(variable: Any) -> bool:
-    """Say whether the gradient of the lookup that runs should have the batch's rows alone."""
-    if variable.regularizer is not None or variable.constraint is not None:
+def _are_sparse(variables: Sequence[Any]) -> bool:
+    """Say whether the gradients of the lookup that runs should have the batch's rows alone."""
+    if any(variable.regularizer is not None or variable.constraint is not None for variable in variables):
         return False  # Keras reads or writes the whole table in every step
     # Keras notes the outermost layer that is being called: of a model in training, the model itself.
     call = get_global_attribute("current_call_ctx")
-    optimizer = getattr(call.entry_layer, "optimizer", None) if call is not None else None
-    if optimizer is None:
-        optimizer = announced_optimizer(variable)
-    return optimizer is not None and steps_rows(optimizer, variable)
+    compiled = getattr(call.entry_layer, "optimizer", None) if call is not None else None
+    for variable in variables:
+        optimizer = announced_optimizer(variable) if compiled is None else compiled
+        if optimizer is None or not steps_rows(optimizer, variable):
+            return False
+    return True

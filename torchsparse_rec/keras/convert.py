@@ -10,6 +10,8 @@ import keras
 from .. import nn
 from ._by_rows import revert_optimizer
 from .embedding import Embedding
+from .embedding_bag import EmbeddingBag
+from .embedding_bag_collection import EmbeddingBagCollection
 
 __all__ = ["convert", "revert"]
 
@@ -56,7 +58,8 @@ def revert(model: Any) -> Any:
     Turn every :class:`Embedding` of a model into Keras's, and a compiled optimizer of ours too, in place.
 
     All rows and slots are brought up to date first; no other bit changes. A model that is then saved with
-    ``model.save("model.keras")`` loads where torchsparse_rec is not installed, on any backend.
+    ``model.save("model.keras")`` loads where torchsparse_rec is not installed, on any backend. Layers that Keras does
+    not have stay as they are, and a warning names them: :class:`EmbeddingBag`, :class:`EmbeddingBagCollection`.
 
     Args:
         model: a Keras model, or a layer.
@@ -76,12 +79,17 @@ def revert(model: Any) -> Any:
     optimizers = {id(x): x for layer in layers if (x := getattr(layer, "optimizer", None)) is not None}
     for optimizer in optimizers.values():
         revert_optimizer(optimizer)
+    left = []
     for layer in layers:
-        rows = layer.__dict__.pop("_rows", None)
-        if rows is not None:
-            nn.revert(rows)  # it brings the table up to date
         if type(layer) is Embedding:
+            rows = layer.__dict__.pop("_rows", None)
+            if rows is not None:
+                nn.revert(rows[0])  # it brings the table up to date
             object.__setattr__(layer, "__class__", keras.layers.Embedding)
+        elif isinstance(layer, (Embedding, EmbeddingBag, EmbeddingBagCollection)):
+            left.append(f"{layer.name} ({type(layer).__name__})")
+    if left:
+        warnings.warn(f"revert: left as they are, as Keras has no such layer: {', '.join(left)}", stacklevel=2)
     return model
 
 

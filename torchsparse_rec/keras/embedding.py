@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from .. import nn
-from ._tables import ids_of, is_lookup_of_ours, rows_module
+from ._tables import are_looked_up_by_us, ids_of, rows_module
 
 __all__ = ["Embedding"]
 
@@ -46,16 +46,16 @@ class Embedding(keras.layers.Embedding):
     Source: ``keras.layers.Embedding``.
 
     Example:
-        >>> layer = Embedding(4, 2, weights=[[0.0, 0.5], [1.0, 1.5], [2.0, 2.5], [3.0, 3.5]])
+        >>> layer = Embedding(4, 1, weights=torch.tensor([[0.0], [1.0], [2.0], [3.0]]).numpy())
         >>> layer(torch.tensor([[1, 3]])).tolist()
-        [[[1.0, 1.5], [3.0, 3.5]]]
+        [[[1.0], [3.0]]]
     """
 
     def call(self, inputs: Any) -> Any:
         """Look up the rows of ``inputs``; see the class."""
-        if self.lora_enabled or self.quantization_mode or not is_lookup_of_ours(self._embeddings):
+        if self.lora_enabled or self.quantization_mode or not are_looked_up_by_us([self._embeddings]):
             return super().call(inputs)
-        rows = rows_module(self, self._embeddings, self._make_rows)
+        rows = rows_module(self, [self._embeddings], self._make_rows)
         return keras.ops.cast(rows(ids_of(inputs)), self.compute_dtype)
 
     def _make_rows(self) -> nn.Embedding:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import optim
-from ..tables.table import Gradient, table_if_any
+from ..tables.table import Gradient, table_if_any, table_of
 from ._by_rows import ByRows, TableStep, torch_class
 from ._lazy_slots import OnRows
 
@@ -36,12 +36,15 @@ class SGD(OnRows, _SGD):  # type: ignore[valid-type,misc]
     Source: ``keras.optimizers.SGD``.
 
     Example:
-        >>> import keras
-        >>> weight = keras.Variable(torch.ones(3, 1))
-        >>> gradient = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True)
-        >>> SGD(0.25).apply([gradient], [weight])
-        >>> weight.numpy().ravel().tolist()
-        [1.0, 0.5, 1.0]
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = SGD(0.25)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[1.0000, 0.5000, 1.0000]])
     """
 
     keras_class = keras.optimizers.SGD
@@ -61,12 +64,15 @@ class Adagrad(OnRows, _Adagrad):  # type: ignore[valid-type,misc]
     Source: ``keras.optimizers.Adagrad``.
 
     Example:
-        >>> import keras
-        >>> weight = keras.Variable(torch.ones(3, 1))
-        >>> gradient = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True)
-        >>> Adagrad(0.5, initial_accumulator_value=0.0).apply([gradient], [weight])
-        >>> weight.numpy().ravel().tolist()
-        [1.0, 0.5, 1.0]
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = Adagrad(0.5, initial_accumulator_value=0.0)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[1.0000, 0.5000, 1.0000]])
     """
 
     keras_class = keras.optimizers.Adagrad
@@ -87,12 +93,15 @@ class RMSprop(OnRows, _RMSprop):  # type: ignore[valid-type,misc]
     Source: ``keras.optimizers.RMSprop``.
 
     Example:
-        >>> import keras
-        >>> weight = keras.Variable(torch.ones(3, 1))
-        >>> gradient = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True)
-        >>> RMSprop(0.25, rho=0.75).apply([gradient], [weight])
-        >>> weight.numpy().ravel().round(4).tolist()
-        [1.0, 0.5, 1.0]
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = RMSprop(0.25, rho=0.75)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[1.0000, 0.5000, 1.0000]])
     """
 
     keras_class = keras.optimizers.RMSprop
@@ -115,12 +124,15 @@ class Adadelta(OnRows, _Adadelta):  # type: ignore[valid-type,misc]
     Source: ``keras.optimizers.Adadelta``.
 
     Example:
-        >>> import keras
-        >>> weight = keras.Variable(torch.ones(3, 1))
-        >>> gradient = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True)
-        >>> Adadelta(100.0).apply([gradient], [weight])
-        >>> weight.numpy().ravel().round(4).tolist()
-        [1.0, 0.8586, 1.0]
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = Adadelta(100.0)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[1.0000, 0.8586, 1.0000]])
     """
 
     keras_class = keras.optimizers.Adadelta
@@ -169,11 +181,11 @@ class _Adams(ByRows):
                 held.state[variable._value].update(self._slots_of(variable))
         assert held is not None
         for parameter in parameters:
-            table = table_if_any(parameter)
-            if table is not None and table.rows is not None and table.rows.clock.step != done:
-                table.release()  # steps without this table, or from a file
-            if table is None or table.rows is None:
-                held._stored_state[parameter]["step"] = torch.tensor(float(done))
+            table = table_of(parameter)
+            if table.rows is not None and (table.rows.optimizer() is not held or table.rows.clock.step != done):
+                table.release()  # another optimizer's; or there were steps without this table, or it was loaded
+            if table.rows is None:
+                held.state[parameter]["step"] = torch.tensor(float(done))
         return held
 
     def _decays(self, variable: Any) -> bool:
@@ -203,8 +215,8 @@ def _with_rounded_biases(lr: float, betas: tuple[float, float], step: int, dtype
 
     Keras rounds 1 - beta**step in the table's dtype: in float32 its first steps are off by some 1e-5 of their length.
     """
-    rate, beta1, beta2 = (torch.tensor(x, dtype=dtype) for x in (lr, *betas))
-    size = (rate * (1 - beta2**step).sqrt() / (1 - beta1**step)).item()
+    rate, beta1, beta2, exponent = torch.tensor((lr, *betas, step), dtype=dtype)
+    size = (rate * (1 - beta2**exponent).sqrt() / (1 - beta1**exponent)).item()
     return size * (1 - betas[0] ** step) / (1 - betas[1] ** step) ** 0.5
 
 
@@ -219,18 +231,18 @@ class Adam(_Adams, _Adam):  # type: ignore[valid-type,misc]
         args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema`` each
             step reads all rows for their average.
 
-    Raises:
-        ValueError: in a step: the product of ``weight_decay`` and the learning rate is above 1.
-
     Source: ``keras.optimizers.Adam``.
 
     Example:
-        >>> import keras
-        >>> weight = keras.Variable(torch.ones(3, 1))
-        >>> gradient = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True)
-        >>> Adam(0.25).apply([gradient], [weight])
-        >>> weight.numpy().ravel().round(4).tolist()
-        [1.0, 0.75, 1.0]
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = Adam(0.25)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[1.0000, 0.7500, 1.0000]])
     """
 
     keras_class = keras.optimizers.Adam
@@ -247,18 +259,18 @@ class AdamW(_Adams, _AdamW):  # type: ignore[valid-type,misc]
         args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema`` each
             step reads all rows for their average.
 
-    Raises:
-        ValueError: in a step: the product of ``weight_decay`` and the learning rate is above 1.
-
     Source: ``keras.optimizers.AdamW``.
 
     Example:
-        >>> import keras
-        >>> weight = keras.Variable(torch.ones(3, 1))
-        >>> gradient = torch.sparse_coo_tensor([[1]], [[2.0]], (3, 1), check_invariants=True)
-        >>> AdamW(0.25, weight_decay=0.5).apply([gradient], [weight])
-        >>> weight.numpy().ravel().round(4).tolist()
-        [0.875, 0.625, 0.875]
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = AdamW(0.25, weight_decay=0.5)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[0.8750, 0.6250, 0.8750]])
     """
 
     keras_class = keras.optimizers.AdamW
