@@ -58,7 +58,7 @@ NAVIGATION = {
                 "data",
                 "profiling",
             ),
-            *("cuda", "tensorflow", "clients", "ncf", "wide_deep", "dlrm"),
+            *("cuda", "tensorflow", "keras", "clients", "ncf", "wide_deep", "dlrm"),
         )
     ],
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],

@@ -1,5 +1,6 @@
-"""Our optimizers beside Keras's: the same weights and slots after the same steps. Run by test_keras.py, in a process."""
+"""Our optimizers beside Keras's: the same weights and slots after the same steps. Run by test_keras.py."""
 
+import gc
 from contextlib import nullcontext
 
 import keras
@@ -48,8 +49,8 @@ def batches(count=STEPS, seed=0):
 
 def model(optimizer, layer=ours.Embedding, dtype=None):
     keras.utils.set_random_seed(0)
-    rows = layer(ROWS, 5, name="table", dtype=dtype)
-    made = keras.Sequential([rows, keras.layers.Flatten(), keras.layers.Dense(1, name="top", dtype=dtype)], name="model")
+    rows, top = layer(ROWS, 5, name="table", dtype=dtype), keras.layers.Dense(1, name="top", dtype=dtype)
+    made = keras.Sequential([rows, keras.layers.Flatten(), top], name="model")
     made.build((None, 3))
     made.compile(optimizer, "mse")
     return made
@@ -208,6 +209,7 @@ def test_a_loop_of_ones_own():
         assert table.embeddings.value.grad.layout is torch.sparse_coo
         optimizer.apply([v.value.grad for v in made.trainable_variables])
     del optimizer
+    gc.collect()
     made.zero_grad()
     made(torch.tensor([[1, 2, 3]])).sum().backward()
     assert table.embeddings.value.grad.layout is torch.strided

@@ -9,7 +9,10 @@ from .._extras import extra_module
 
 __all__ = ["check_backend"]
 
-_WAY_OUT = "set os.environ['KERAS_BACKEND'] = 'torch' before keras is first imported"
+_ERROR = (
+    "torchsparse_rec.keras needs Keras's torch backend, got {}: set os.environ['KERAS_BACKEND'] = 'torch' before keras "
+    "is first imported"
+)
 
 
 def check_backend() -> None:
@@ -21,8 +24,8 @@ def check_backend() -> None:
     """
     chosen = os.environ.get("KERAS_BACKEND")
     if "keras" not in sys.modules and chosen != "torch":  # importing Keras could import another framework, and fix it
-        raise ImportError(f"torchsparse_rec.keras needs Keras's torch backend, got KERAS_BACKEND={chosen!r}: {_WAY_OUT}")
+        raise ImportError(_ERROR.format(f"KERAS_BACKEND={chosen!r}"))
     keras = extra_module("keras", "keras", "torchsparse_rec.keras")
     backend = keras.config.backend()
     if backend != "torch":
-        raise ImportError(f"torchsparse_rec.keras needs Keras's torch backend, got {backend!r}: {_WAY_OUT}")
+        raise ImportError(_ERROR.format(repr(backend)))

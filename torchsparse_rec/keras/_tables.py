@@ -27,7 +27,7 @@ def ids_of(inputs: Any) -> Tensor:
 
 
 def are_looked_up_by_us(variables: Sequence[Any]) -> bool:
-    """Say whether a lookup reads the tables' own storage: it is not symbolic, not stateless, not in a compiled graph."""
+    """Say whether a lookup reads the tables' own storage: neither symbolic, stateless nor in a graph."""
     return not torch.compiler.is_compiling() and all(map(is_stored, variables))
 
 

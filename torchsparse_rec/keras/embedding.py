@@ -26,18 +26,18 @@ class Embedding(keras.layers.Embedding):
         input_dim: the rows of the table.
         output_dim: the elements of a row.
         embeddings_initializer: what the table begins with. Default ``"uniform"``.
-        embeddings_regularizer: a penalty on the table. Keras computes it from all rows at every step, so the gradient is
+        embeddings_regularizer: a penalty on the table. Keras computes it from all rows in each step, so the gradient is
             dense. Default: none.
-        embeddings_constraint: a function that is applied to the table after each step, to all rows, so the gradient is
-            dense. Default: none.
+        embeddings_constraint: a function that Keras applies to all rows after each step, so the gradient is dense.
+            Default: none.
         mask_zero: whether id 0 is padding that later layers mask. Default False.
         weights: the table to begin with, ``[input_dim, output_dim]``.
         lora_rank, lora_alpha, quantization_config: as Keras's; such a table is looked up by Keras's own code.
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:
-        ``inputs``: of any shape; what is not int32 or int64 is cast to int32. The result has ``output_dim`` appended, in
-        the layer's compute dtype.
+        ``inputs``: of any shape; what is not int32 or int64 is cast to int32. The result has ``output_dim`` appended,
+        in the layer's compute dtype.
 
     Raises:
         IndexError: an id outside ``[0, input_dim)``, named with its position. Keras takes negative ids from the end.

@@ -32,8 +32,8 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:
-        ``inputs``: ``[B, L]``, B bags of L ids; what is not int32 or int64 is cast to int32. ``weights``: as ``inputs``,
-        or None. The result: ``[B, output_dim]``, in the layer's compute dtype.
+        ``inputs``: ``[B, L]``, B bags of L ids; what is not int32 or int64 is cast to int32. ``weights``: as
+        ``inputs``, or None. The result: ``[B, output_dim]``, in the layer's compute dtype.
 
     Raises:
         IndexError: an id outside ``[0, input_dim)``, named with its position.
@@ -48,6 +48,8 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
         >>> layer(torch.tensor([[1, 3], [2, 0]])).tolist()
         [[5.0], [2.0]]
     """
+
+    built: bool
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
             if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
                 raise ValueError(f"EmbeddingBag: {name} must be a positive integer, got {size!r}")
         if combiner not in COMBINERS:
-            raise ValueError(f"EmbeddingBag: combiner must be one of {', '.join(map(repr, COMBINERS))}, got {combiner!r}")
+            raise ValueError(
+                f"EmbeddingBag: combiner must be one of {', '.join(map(repr, COMBINERS))}, got {combiner!r}"
+            )
         super().__init__(**kwargs)
         self.input_dim = input_dim
         self.output_dim = output_dim

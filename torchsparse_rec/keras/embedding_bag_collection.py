@@ -52,6 +52,8 @@ class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
         (2, 10)
     """
 
+    built: bool
+
     def __init__(self, tables: Sequence[Any], embeddings_initializer: Any = "uniform", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._configs = [_checked(config, k) for k, config in enumerate(tables)]

@@ -228,8 +228,8 @@ class Adam(_Adams, _Adam):  # type: ignore[valid-type,misc]
     Rows without a gradient move too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema`` each
-            step reads all rows for their average.
+        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema``
+            each step reads all rows for their average.
 
     Source: ``keras.optimizers.Adam``.
 
@@ -256,8 +256,8 @@ class AdamW(_Adams, _AdamW):  # type: ignore[valid-type,misc]
     Rows without a gradient move and decay too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema`` each
-            step reads all rows for their average.
+        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema``
+            each step reads all rows for their average.
 
     Source: ``keras.optimizers.AdamW``.
 
