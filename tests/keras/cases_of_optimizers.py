@@ -20,6 +20,12 @@ OPTIMIZERS = {
     "AdamW": {"learning_rate": 0.05, "weight_decay": 0.1},
 }
 ARGUMENTS = {
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "clipnorm": 0.02}),
+    "momentum with a schedule": (
+        "SGD",
+        {"momentum": 0.8, "learning_rate": keras.optimizers.schedules.PiecewiseConstantDecay([4], [0.1, 0.3])},
+    ),
     "centered": ("RMSprop", {"centered": True}),
     "amsgrad": ("Adam", {"amsgrad": True}),
     "decay": ("Adam", {"weight_decay": 0.1}),
@@ -34,7 +40,7 @@ ARGUMENTS = {
     "average": ("Adam", {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 5}),
 }
 DENSE = {
-    "momentum": ("SGD", {"momentum": 0.9}),
+    "decay of SGD": ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
     "momentum of RMSprop": ("RMSprop", {"momentum": 0.9}),
     "decay of Adagrad": ("Adagrad", {"weight_decay": 0.1}),
     "accumulation": ("Adam", {"gradient_accumulation_steps": 3}),
@@ -58,7 +64,7 @@ def model(optimizer, layer=ours.Embedding, dtype=None):
 
 def pair(name, dtype=None, **arguments):
     """Return a model with our optimizer, and Keras's."""
-    arguments = {**OPTIMIZERS[name], **arguments}
+    name, arguments = ("SGD", {"momentum": 0.9}) if name == "momentum" else (name, {**OPTIMIZERS[name], **arguments})
     return (
         model(getattr(ours.optimizers, name)(**arguments), dtype=dtype),
         model(getattr(keras.optimizers, name)(**arguments), keras.layers.Embedding, dtype=dtype),
@@ -142,7 +148,7 @@ def test_any_optimizer_takes_any_coo_gradient(name):
     np.testing.assert_allclose(*results)
 
 
-@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "momentum"])
 def test_steps_without_a_gradient_and_with_a_dense_one(name):
     """Rows stay in step with Keras's where a table is left out of a step, or gets a dense gradient."""
     first = torch.sparse_coo_tensor([[1, 3]], torch.tensor([[1.0], [2.0]]), (5, 1), check_invariants=True)
@@ -154,7 +160,7 @@ def test_steps_without_a_gradient_and_with_a_dense_one(name):
         layer.build()
         layer(torch.tensor([0]))
         variables = [layer.embeddings, keras.Variable(torch.zeros(1))]
-        optimizer = getattr(module, name)(0.1)
+        optimizer = module.SGD(0.1, momentum=0.9) if name == "momentum" else getattr(module, name)(0.1)
         for grad in (first, second, None, None, second, first.to_dense(), first, second):
             if is_dense and grad is not None and grad.layout is torch.sparse_coo:
                 grad = grad.to_dense()
@@ -165,7 +171,7 @@ def test_steps_without_a_gradient_and_with_a_dense_one(name):
         np.testing.assert_allclose(x, y, 1e-5, 1e-7)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "momentum"])
 def test_state_goes_to_keras_and_back(name, tmp_path):
     """Weights and slots that either has saved in the middle give the run that neither interrupted."""
     data = batches()
@@ -184,8 +190,9 @@ def test_state_goes_to_keras_and_back(name, tmp_path):
     check_same(mine, whole[0])
 
 
-def test_weights_and_slots_set_in_between():
-    mine, theirs = pair("Adam")
+@pytest.mark.parametrize("name", ["Adam", "momentum"])
+def test_weights_and_slots_set_in_between(name):
+    mine, theirs = pair(name)
     for made in (mine, theirs):
         train(made, batches()[:4])
         made.set_weights([w * 0.5 for w in made.get_weights()])

@@ -6,16 +6,16 @@ Those of Keras's optimizers that are not here leave a table's gradient dense.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import torch
 from torch import Tensor
 
 from .. import optim
-from ..tables.table import Gradient, table_if_any, table_of
-from ._by_rows import ByRows, TableStep, torch_class
-from ._lazy_slots import OnRows
+from ._by_rows import TableStep, torch_class
+from ._on_rows import OnRows
+from ._with_slots import WithSlots
 
 __all__ = ["Adadelta", "Adagrad", "Adam", "AdamW", "LossScaleOptimizer", "RMSprop", "SGD"]
 
@@ -25,13 +25,15 @@ _Adadelta, _Adam, _AdamW = map(torch_class, (keras.optimizers.Adadelta, keras.op
 
 
 @_register
-class SGD(OnRows, _SGD):  # type: ignore[valid-type,misc]
+class SGD(WithSlots, _SGD):  # type: ignore[valid-type,misc]
     """
-    :class:`keras.optimizers.SGD`, which steps tables by rows without ``momentum``.
+    :class:`keras.optimizers.SGD`, which steps tables by rows.
+
+    With ``momentum`` rows without a gradient move too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``momentum``, ``weight_decay`` or ``gradient_accumulation_steps`` a table's
-            gradient is dense; with ``use_ema`` each step reads all rows for their average.
+        args, kwargs: as Keras's. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is dense;
+            with ``use_ema`` each step reads all rows for their average.
 
     Source: ``keras.optimizers.SGD``.
 
@@ -49,8 +51,41 @@ class SGD(OnRows, _SGD):  # type: ignore[valid-type,misc]
 
     keras_class = keras.optimizers.SGD
 
-    def _has_rule(self) -> bool:
-        return self.momentum == 0
+    _counts_steps = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_negated"] = {}  # the tables whose slots have our form, by the variable's id
+
+    def _new_optimizer(self, groups: list[dict[str, Any]]) -> optim.SGD:
+        return optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
+
+    def _slots_by_state(self) -> dict[str, str]:
+        return {"momentum_buffer": "momentums"} if self.momentum else {}
+
+    def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
+        return {"lr": 1.0 if self.momentum else lr, "momentum": self.momentum, "nesterov": self.nesterov}
+
+    def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
+        if self.momentum:
+            # Keras's slot is minus the sum of lr * gradient, ours the sum of gradients: ours is minus Keras's.
+            lr = float(learning_rate)
+            steps = [step._replace(values=step.values * lr) for step in steps]
+            for step in steps:
+                if id(step.variable) not in self._negated:
+                    self._negate([step.variable])
+        super()._step_tables(steps, learning_rate)
+
+    def _bring_up_to_date(self) -> None:
+        super()._bring_up_to_date()
+        self._negate(list(self._negated.values()))
+
+    def _negate(self, variables: list[Any]) -> None:
+        """Turn the slots of tables from Keras's form into ours, or back."""
+        for variable in variables:
+            self._slot_storage("momentums", variable).neg_()
+            if self._negated.pop(id(variable), None) is None:
+                self._negated[id(variable)] = variable
 
 
 @_register
@@ -139,74 +174,25 @@ class Adadelta(OnRows, _Adadelta):  # type: ignore[valid-type,misc]
     _fading = {"_accumulated_grads": "rho", "_accumulated_delta_vars": "rho"}
 
 
-class _Adams(ByRows):
-    """
-    The base of Adam and AdamW: tables are stepped by :class:`torchsparse_rec.optim.Adam`, whose states are the slots.
-
-    Rows without a gradient move too. They are brought up to date when they are next read or stepped.
-    """
+class _Adams(WithSlots):
+    """The base of Adam and AdamW, whose rows without a gradient move too."""
 
     _decays_rows = True
-    _states: ClassVar[dict[str, str]] = {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}
-    _rows_optimizer: optim.Adam | None = None
 
-    def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
-        keras_optimizer: Any = self
-        done = int(keras_optimizer.iterations)
-        held = self._optimizer_of([step.variable for step in steps], done)
-        lr, betas = float(learning_rate), (keras_optimizer.beta_1, keras_optimizer.beta_2)
-        rate = _with_rounded_biases(lr, betas, done + 1, steps[0].values.dtype)
-        for group in held.param_groups:
-            decay = keras_optimizer.weight_decay if group["decays"] else 0.0
-            group.update(lr=rate, betas=betas, eps=keras_optimizer.epsilon, weight_decay=decay * lr / rate if lr else 0)
-        held.step_tables([(step.variable._value, Gradient(step.rows, step.values)) for step in steps])
+    def _new_optimizer(self, groups: list[dict[str, Any]]) -> optim.Adam:
+        amsgrad = self.amsgrad  # type: ignore[attr-defined]
+        return optim.Adam(groups, amsgrad=amsgrad, decoupled_weight_decay=True, tensorflow_eps=True)
 
-    def _optimizer_of(self, variables: list[Any], done: int) -> optim.Adam:
-        """Return the optimizer of rows; it holds these tables and knows how many steps have been done."""
-        parameters = [variable._value for variable in variables]
-        held = self._rows_optimizer
-        known = {id(p) for group in held.param_groups for p in group["params"]} if held is not None else set()
-        for decays in (False, True):
-            new = [v for v in variables if id(v._value) not in known and self._decays(v) is decays]
-            if not new:
-                continue
-            group = {"params": [v._value for v in new], "decays": decays}
-            if held is None:
-                amsgrad = self.amsgrad  # type: ignore[attr-defined]
-                held = optim.Adam([group], amsgrad=amsgrad, decoupled_weight_decay=True, tensorflow_eps=True)
-                self.__dict__["_rows_optimizer"] = held
-            else:
-                held.add_param_group(group)
-            for variable in new:
-                held.state[variable._value].update(self._slots_of(variable))
-        assert held is not None
-        for parameter in parameters:
-            table = table_of(parameter)
-            if table.rows is not None and (table.rows.optimizer() is not held or table.rows.clock.step != done):
-                table.release()  # another optimizer's; or there were steps without this table, or it was loaded
-            if table.rows is None:
-                held.state[parameter]["step"] = torch.tensor(float(done))
-        return held
+    def _slots_by_state(self) -> dict[str, str]:
+        slots = {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}
+        return {**slots, "max_exp_avg_sq": "_velocity_hats"} if self.amsgrad else slots  # type: ignore[attr-defined]
 
-    def _decays(self, variable: Any) -> bool:
-        keras_optimizer: Any = self
-        return keras_optimizer.weight_decay is not None and keras_optimizer._use_weight_decay(variable)
-
-    def _slots_of(self, variable: Any) -> dict[str, Tensor]:
-        names = {**self._states, **({"max_exp_avg_sq": "_velocity_hats"} if self.amsgrad else {})}  # type: ignore[attr-defined]
-        return {state: self._slot_storage(slot, variable) for state, slot in names.items()}
-
-    def _bring_up_to_date(self) -> None:
-        if self._rows_optimizer is not None:
-            self._rows_optimizer.flush()
-
-    def _forget_rows(self) -> None:
-        held = self.__dict__.pop("_rows_optimizer", None)
-        for group in held.param_groups if held is not None else ():
-            for parameter in group["params"]:
-                table = table_if_any(parameter)
-                if table is not None:
-                    table.release()
+    def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
+        optimizer: Any = self
+        betas = optimizer.beta_1, optimizer.beta_2
+        rate = _with_rounded_biases(lr, betas, step, dtype)
+        decay = optimizer.weight_decay * lr / rate if decays and rate else 0.0
+        return {"lr": rate, "betas": betas, "eps": optimizer.epsilon, "weight_decay": decay}
 
 
 def _with_rounded_biases(lr: float, betas: tuple[float, float], step: int, dtype: torch.dtype) -> float:
