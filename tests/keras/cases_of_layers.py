@@ -262,6 +262,19 @@ def test_compiled_by_torch():
         assert torch.equal(torch.compile(layer, backend="eager")(inputs), expected)
 
 
+@pytest.mark.slow
+def test_exported_by_torch():
+    model = trained(ours.convert(functional()), ours.optimizers.Adam(0.05))
+    layer, inputs = model.get_layer("other"), torch.from_numpy(ids(3, 2))
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match=r"torch.export cannot read a table .*revert\(model\) before"):
+            torch.export.export(layer, (inputs,))
+        ours.revert(model)
+        ours.convert(model)
+        exported = torch.export.export(layer, (inputs,))
+    assert torch.equal(exported.module()(inputs), layer(inputs))
+
+
 # ---- Conversion ------------------------------------------------------------------------------------------------------
 
 
@@ -485,6 +498,10 @@ def test_errors_of_bags():
         ours.EmbeddingBag(3, 2, "max")
     with pytest.raises(ValueError, match="EmbeddingBag: output_dim must be a positive integer, got 0"):
         ours.EmbeddingBag(3, 0)
+    with pytest.raises(ValueError, match=r"EmbeddingBag: inputs must have rank 2, \[B, L\], got shape \(2,\)"):
+        ours.EmbeddingBag(3, 2)(np.array([1, 2]))
+    with pytest.raises(ValueError, match=r"per_sample_weights must have the shape of input"):
+        ours.EmbeddingBag(3, 2)(np.array([[1, 2]]), np.array([[1.0]]))
     with pytest.raises(IndexError, match=r"input\[0, 1\] must be in \[0, 3\), got 7"):
         ours.EmbeddingBag(3, 2)(np.array([[1, 7]]))
     make, table = ours.EmbeddingBagCollection, TABLES[0]

@@ -222,6 +222,24 @@ def test_a_loop_of_ones_own():
     assert table.embeddings.value.grad.layout is torch.strided
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_batch_without_ids(name):
+    """It is a step like others, in which no row has a gradient."""
+    results = []
+    for module in (ours, keras):
+        layer = (ours if module is ours else keras.layers).Embedding(4, 2, embeddings_initializer="ones")
+        layer.build()
+        optimizer = getattr(module.optimizers, name)(**OPTIMIZERS[name])
+        optimizer.build(layer.trainable_variables)
+        for batch in ([1, 3], [], [3], []):
+            layer.zero_grad()
+            layer(torch.tensor(batch, dtype=torch.int64)).sum().backward()
+            optimizer.apply([layer.embeddings.value.grad])
+        results.append([x.numpy() for x in (layer.embeddings, *optimizer.variables)])
+    for x, y in zip(*results, strict=True):
+        np.testing.assert_allclose(x, y, 1e-5, 1e-7)
+
+
 def test_an_optimizer_that_holds_other_tables_is_not_asked():
     table, optimizer = ours.Embedding(ROWS, 2), ours.optimizers.Adam()
     table.build()

@@ -11,6 +11,7 @@ from keras.src.backend.common.global_state import get_global_attribute
 from torch import Tensor
 
 from .. import nn, ops
+from ..tables.stale import StaleParameter
 from ._by_rows import announced_optimizer, is_stored, steps_rows
 
 __all__ = ["are_looked_up_by_us", "ids_of", "pooled", "rows_module"]
@@ -27,7 +28,17 @@ def ids_of(inputs: Any) -> Tensor:
 
 
 def are_looked_up_by_us(variables: Sequence[Any]) -> bool:
-    """Say whether a lookup reads the tables' own storage: neither symbolic, stateless nor in a graph."""
+    """
+    Say whether a lookup reads the tables' own storage: neither symbolic, stateless nor in a graph.
+
+    Raises:
+        RuntimeError: ``torch.export`` would read a table, rows of which may be behind.
+    """
+    if torch.compiler.is_exporting() and any(isinstance(variable._value, StaleParameter) for variable in variables):
+        raise RuntimeError(
+            "torch.export cannot read a table that an optimizer of torchsparse_rec.keras has trained by rows: call "
+            "torchsparse_rec.keras.revert(model) before"
+        )
     return not torch.compiler.is_compiling() and all(map(is_stored, variables))
 
 

@@ -37,7 +37,7 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
 
     Raises:
         IndexError: an id outside ``[0, input_dim)``, named with its position.
-        ValueError: an unknown combiner; sizes that are not positive integers.
+        ValueError: an unknown combiner; sizes that are not positive integers; inputs or weights of another shape.
 
     Source: ``tf.keras.layers.Embedding`` and ``tf.nn.embedding_lookup_sparse``.
 
@@ -94,6 +94,8 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """Look up and pool the bags of ``inputs``; see the class."""
         ids = ids_of(inputs)
+        if ids.dim() != 2:
+            raise ValueError(f"EmbeddingBag: inputs must have rank 2, [B, L], got shape {tuple(ids.shape)}")
         if weights is not None:
             weights = keras.ops.cast(weights, self.variable_dtype)
         if are_looked_up_by_us([self.embeddings]):
