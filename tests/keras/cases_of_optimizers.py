@@ -240,6 +240,33 @@ def test_a_batch_without_ids(name):
         np.testing.assert_allclose(x, y, 1e-5, 1e-7)
 
 
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "momentum"])
+def test_slots_are_up_to_date_for_whoever_reads_them(name):
+    reads = [repr, np.array, lambda slot: slot.numpy().tolist(), lambda slot: (slot + 0).tolist()]
+    whole, _ = pair(name)
+    train(whole, batches())
+    number = next(k for k, x in enumerate(whole.optimizer.variables) if "table" in x.path)
+    for read in reads:
+        mine, _ = pair(name)
+        train(mine, batches())
+        theirs = keras.Variable(whole.optimizer.variables[number].numpy(), name="x")
+        assert str(read(mine.optimizer.variables[number]))[-99:] == str(read(theirs))[-99:]
+
+
+def test_a_stateless_step_leaves_the_state_alone():
+    mine, theirs = pair("Adam")
+    grads = [torch.ones(tuple(v.shape)) for v in theirs.trainable_variables]
+    results = []
+    for made in (mine, theirs):
+        train(made, batches())
+        before = [x.numpy() for x in made.optimizer.variables]
+        state = [torch.tensor(x) for x in before], [v.value.detach().clone() for v in made.trainable_variables]
+        results.append(made.optimizer.stateless_apply(state[0], grads, state[1]))
+        assert all((x == y.numpy()).all() for x, y in zip(before, made.optimizer.variables, strict=True))
+    for x, y in zip(*(x + y for x, y in results), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
 def test_an_optimizer_that_holds_other_tables_is_not_asked():
     table, optimizer = ours.Embedding(ROWS, 2), ours.optimizers.Adam()
     table.build()

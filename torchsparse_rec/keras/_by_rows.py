@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import keras
@@ -12,7 +13,16 @@ from torch import Tensor
 
 from ..tables.gradients import coalesced
 
-__all__ = ["ByRows", "Slot", "TableStep", "announced_optimizer", "is_stored", "revert_optimizer", "steps_rows"]
+__all__ = [
+    "ByRows",
+    "Slot",
+    "TableStep",
+    "announced_optimizer",
+    "is_stored",
+    "revert_optimizer",
+    "steps_rows",
+    "torch_class",
+]
 
 # The optimizers of ours that have been built, the last one at the end.
 _built: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -39,9 +49,17 @@ class Slot(keras.Variable):  # type: ignore[misc]
     @property
     def value(self) -> Any:
         """The tensor, as of every variable."""
+        self._catch_up()
+        return super().value
+
+    def __repr__(self) -> str:
+        """Return the text of every variable, which Keras makes from the storage."""
+        self._catch_up()
+        return super().__repr__()  # type: ignore[no-any-return]
+
+    def _catch_up(self) -> None:
         if self._bring_up_to_date is not None:
             self._bring_up_to_date()
-        return super().value
 
 
 def is_stored(variable: Any) -> bool:
@@ -72,6 +90,7 @@ def _looks_at_values(optimizer: Any) -> bool:
     return getattr(optimizer, "looks_at_values", False)
 
 
+@cache
 def torch_class(optimizer: Any) -> Any:
     """Return the class of which Keras makes an optimizer on torch: its rule is written for lists of tensors."""
     return type(optimizer.__new__(optimizer))

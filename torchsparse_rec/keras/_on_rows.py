@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ._by_rows import ByRows, TableStep
+from ._by_rows import ByRows, TableStep, torch_class
 
 __all__ = ["OnRows"]
 
@@ -52,7 +52,7 @@ class OnRows(ByRows):
 
         # The optimizer again, with variables and slots that are the batch's rows.
         variables = [SimpleNamespace(value=each) for each in rows]
-        on_rows: Any = object.__new__(type(self).__mro__[type(self).__mro__.index(OnRows) + 2])
+        on_rows: Any = object.__new__(torch_class(self.keras_class))
         on_rows.__dict__.update(optimizer.__dict__)
         on_rows.__dict__["_trainable_variables_indices"] = {id(each): k for k, each in enumerate(variables)}
         for name in names:
