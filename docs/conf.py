@@ -59,7 +59,7 @@ NAVIGATION = {
                 "profiling",
                 "serving",
             ),
-            *("cuda", "tensorflow", "clients", "ncf", "wide_deep", "dlrm"),
+            *("cuda", "tensorflow", "keras", "clients", "ncf", "wide_deep", "dlrm"),
         )
     ],
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],

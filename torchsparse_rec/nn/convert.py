@@ -32,7 +32,8 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn
 
     A module whose class extends one of torch's two gets a class that extends both its own and this package's, unless
     its class overrides ``forward`` or computes ``weight``: such modules stay as they are, and a warning names them. A
-    warning also tells if nothing was changed. Tables already converted keep their grad_mode.
+    warning also tells if nothing was changed, and names layers of Keras, which :mod:`torchsparse_rec.keras` converts.
+    Tables already converted keep their grad_mode.
 
     Args:
         model: the model, or a table itself.
@@ -59,8 +60,11 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn
         module._init_grad_mode(grad_mode)  # type: ignore[operator]
 
     theirs = [
-        (n, m) for n, m in model.named_modules() if isinstance(m, tuple(_CONVERTED)) and not isinstance(m, TableOwner)
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, tuple(_CONVERTED)) and not isinstance(module, TableOwner)
     ]
+    theirs += _tables_of_keras(model)
     _change_all("convert", "torch.nn's Embedding or EmbeddingBag", theirs, _why_not_converted, change)
     return model
 
@@ -118,7 +122,25 @@ def _change_all(
         warnings.warn(f"{function}: nothing was changed: the model has no module of {what}", stacklevel=3)
 
 
+def _is_of_keras(module: object, *names: str) -> bool:
+    """Say whether a module is a layer of Keras, or extends its class of one of the names; Keras is not imported."""
+    classes = [cls for cls in type(module).__mro__ if cls.__module__.startswith("keras.")]
+    return any(cls.__name__ in names for cls in classes) if names else bool(classes)
+
+
+def _tables_of_keras(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Return the embedding layers of Keras's in a model on its torch backend: torch does not see a model's layers."""
+    found = {}
+    for _, module in model.named_modules():
+        for layer in module._flatten_layers() if _is_of_keras(module, "Layer") else ():  # type: ignore[operator]
+            if _is_of_keras(layer, "Embedding") and not type(layer).__module__.startswith(_PACKAGE):
+                found[id(layer)] = layer.name, layer
+    return list(found.values())
+
+
 def _why_not_converted(module: torch.nn.Module) -> str | None:
+    if _is_of_keras(module, "Embedding"):
+        return "a layer of Keras: torchsparse_rec.keras.convert(model) converts it"
     if "forward" in module.__dict__:
         return "its forward has been replaced"
     base: Any = next(base for base in _CONVERTED if isinstance(module, base))
@@ -222,4 +244,7 @@ def explain(model: torch.nn.Module) -> str:
 
 def _check_model(function: str, model: torch.nn.Module) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{function}: model must be a torch.nn.Module, got {type(model).__name__}")
+        where = ""
+        if _is_of_keras(model):
+            where = ": for Keras on its torch backend there is torchsparse_rec.keras.convert"
+        raise TypeError(f"{function}: model must be a torch.nn.Module, got {type(model).__name__}{where}")

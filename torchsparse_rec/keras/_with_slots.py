@@ -1,0 +1,87 @@
+"""Rules under which rows without a gradient move: an optimizer of ours, whose states are Keras's slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..optim.row_optimizer import RowOptimizer
+from ..tables.table import Gradient, table_if_any, table_of
+from ._by_rows import ByRows, TableStep
+
+__all__ = ["WithSlots"]
+
+
+class WithSlots(ByRows):
+    """The part of an optimizer that steps tables by an optimizer of :mod:`torchsparse_rec.optim`."""
+
+    # Whether the rule needs to know how many steps have been taken.
+    _counts_steps = True
+    _ours: RowOptimizer | None = None
+
+    def _new_optimizer(self, groups: list[dict[str, Any]]) -> RowOptimizer:
+        """Return an optimizer of ours for these groups of tables."""
+        raise NotImplementedError
+
+    def _slots_by_state(self) -> dict[str, str]:
+        """Return the list of Keras's slots that is each of our optimizer's states."""
+        raise NotImplementedError
+
+    def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
+        """Return a group's hyperparameters for a step."""
+        raise NotImplementedError
+
+    def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
+        done = int(self.iterations)  # type: ignore[attr-defined]
+        ours = self._optimizer_of([step.variable for step in steps], done)
+        for group in ours.param_groups:
+            group.update(self._settings(float(learning_rate), done + 1, steps[0].values.dtype, group["decays"]))
+        ours.step_tables([(step.variable._value, Gradient(step.rows, step.values)) for step in steps])
+
+    def _optimizer_of(self, variables: list[Any], done: int) -> RowOptimizer:
+        """Return our optimizer, which holds these tables and knows how many steps have been done."""
+        ours = self._ours
+        known = set() if ours is None else {id(p) for group in ours.param_groups for p in group["params"]}
+        for decays in (False, True):
+            new = [v for v in variables if id(v._value) not in known and self._decays(v) is decays]
+            if not new:
+                continue
+            group = {"params": [v._value for v in new], "decays": decays}
+            if ours is None:
+                self.__dict__["_ours"] = ours = self._new_optimizer([group])
+            else:
+                ours.add_param_group(group)
+            for variable in new:
+                ours.state[variable._value].update(self._states_of(variable))
+        assert ours is not None
+        for variable in variables:
+            parameter = variable._value
+            table = table_of(parameter)
+            rows = table.rows
+            if rows is not None and (rows.optimizer() is not ours or (self._counts_steps and rows.clock.step != done)):
+                table.release()  # another optimizer's; or there were steps without this table, or it was loaded
+            if self._counts_steps and table.rows is None:
+                ours.state[parameter]["step"] = torch.tensor(float(done))
+        return ours
+
+    def _decays(self, variable: Any) -> bool:
+        optimizer: Any = self
+        return optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)  # type: ignore[no-any-return]
+
+    def _states_of(self, variable: Any) -> dict[str, Tensor]:
+        return {state: self._slot_storage(slot, variable) for state, slot in self._slots_by_state().items()}
+
+    def _bring_up_to_date(self) -> None:
+        if self._ours is not None:
+            self._ours.flush()
+
+    def _forget_rows(self) -> None:
+        self._bring_up_to_date()
+        ours = self.__dict__.pop("_ours", None)
+        for group in ours.param_groups if ours is not None else ():
+            for parameter in group["params"]:
+                table = table_if_any(parameter)
+                if table is not None:
+                    table.release()
