@@ -57,6 +57,11 @@ _SLOTS: list[tuple[tuple[type, ...], str, tuple[_Slot, ...]]] = [
 ]
 
 
+# The names that Keras 3 gives its optimizers, without underscores and numbers: slots of some have the same names.
+_KERAS_OPTIMIZERS = (
+    *("sgd", "rmsprop", "adam", "adamw", "adadelta", "adagrad", "adamax", "adafactor", "nadam", "ftrl", "lion", "lamb"),
+    "muon",
+)
 _KERAS_SLOTS = {slot.keras for _, _, slots in _SLOTS for slot in slots}
 
 
@@ -115,6 +120,14 @@ def factor_of(optimizer: RowOptimizer, group: dict[str, Any], state: str, is_ker
     return -1 / lr if isinstance(optimizer, optim.SGD) else 1 / lr
 
 
+def _check_kind(source: Source, owner: str, optimizer: RowOptimizer) -> None:
+    """Raise ``ValueError`` if the name of an optimizer in a file of Keras is that of another kind than ours."""
+    kind = re.sub(r"[_\d]", "", owner.rpartition("/")[2]).lower()
+    ours = [x.__name__.lower() for kinds, _, _ in _SLOTS if isinstance(optimizer, kinds) for x in kinds]
+    if kind in _KERAS_OPTIMIZERS and kind not in ours:
+        raise ValueError(f"{source.path} has slots of Keras's {owner!r}, not of {type(optimizer).__name__}")
+
+
 # ---- Finding slots --------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +175,8 @@ def find_slots(
             raise ValueError(f"{source.path}: {variable.name!r} must have slots of one optimizer, got {listed(owners)}")
         if owners and slots:
             owner, has = owners[0], all_owners[owners[0]]
+            if is_keras_3:
+                _check_kind(source, owner, optimizer)
             more = set(has) - {name for names in wanted.values() for name in names}
             if more - ({"momentum"} if isinstance(optimizer, optim.RMSprop) and not is_keras_3 else set()):
                 raise ValueError(
@@ -191,6 +206,7 @@ def _by_position(
     found = {int(m[1]): x for name, x in source.tensors.items() if (m := re.fullmatch(r"optimizer/vars/(\d+)", name))}
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError(f"{source.path} must have an optimizer's variables, numbered from 0, got {sorted(found)}")
+    _check_kind(source, source.full_names.get("optimizer/vars/0", "").rpartition("/")[0], optimizer)
     groups = keras_groups(optimizer, group)
     total = sum(map(len, groups))
     begin = 2 if len(found) > 1 and found[1].shape == () else 1

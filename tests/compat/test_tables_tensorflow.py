@@ -230,6 +230,25 @@ def test_training_goes_on_from_keras_and_back(tensorflow, tmp_path, name):
 
 @KERAS_WARNS
 @pytest.mark.tensorflow
+@pytest.mark.parametrize(("name", "given"), [("RMSprop", {"momentum": 0.9}), ("Nadam", {})])
+def test_slots_of_another_optimizer_of_keras(tensorflow, tmp_path, name, given):
+    """Refuse slots whose number and names are those of Adam's."""
+    there = keras_model(importlib.import_module("keras"), name, given)
+    keras_step(tensorflow, there, 0)
+    files = [str(tmp_path / file) for file in ("model.weights.h5", "model.keras")]
+    there.save_weights(files[0])
+    there.save(files[1])
+    checkpoint = tensorflow.train.Checkpoint(model=there, optimizer=there.optimizer)
+    model = Model()
+    optimizer, before = optim.Adam(model.parameters()), model.weight.detach().clone()
+    for path in (*files, checkpoint.save(str(tmp_path / "model"))):
+        with pytest.raises(ValueError, match="has slots of Keras's '.*(rm_?sprop|nadam).*', not of Adam"):
+            load_tables(path, model, optimizer=optimizer)
+    assert torch.equal(model.weight, before)
+
+
+@KERAS_WARNS
+@pytest.mark.tensorflow
 def test_tables_of_one_shape_in_a_file_of_keras(tensorflow, tmp_path):
     keras = importlib.import_module("keras")
     there = keras_model(keras, layers=2)
