@@ -91,7 +91,7 @@ class ServedModel:
     """
     The newest version of a model that :func:`load_for_serving` has mapped; to be called as the model is.
 
-    Before each call it asks, in about 2 us, whether there is a newer version, and takes it. A call is wholly one
+    Before each call it asks, in about 4 us, whether there is a newer version, and takes it. A call is wholly one
     version's. Threads may call it at once: one of them loads a new version, and the others use the old one meanwhile.
     Where a new version cannot be read, it warns once and goes on with the one that it has.
     """
