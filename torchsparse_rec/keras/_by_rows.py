@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -110,6 +110,8 @@ class ByRows:
     _decays_rows = False
     # Keras's own class.
     keras_class: Any
+    # Step tables by the rows of their gradients, at a learning rate.
+    _step_tables: Callable[[list[TableStep], Any], None]
 
     def steps_rows(self, variable: Any) -> bool:
         """Say whether the optimizer can step this variable by rows, with its present arguments."""
@@ -129,10 +131,6 @@ class ByRows:
     def _has_rule(self) -> bool:
         """Say whether there is a rule by rows for the present hyperparameters."""
         return True
-
-    def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
-        """Step tables by the rows of their gradients."""
-        raise NotImplementedError
 
     def _bring_up_to_date(self) -> None:
         """Bring all rows of tables and slots up to date."""

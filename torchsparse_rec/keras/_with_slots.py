@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,17 +22,11 @@ class WithSlots(ByRows):
     _counts_steps = True
     _ours: RowOptimizer | None = None
 
-    def _new_optimizer(self, groups: list[dict[str, Any]]) -> RowOptimizer:
-        """Return an optimizer of ours for these groups of tables."""
-        raise NotImplementedError
-
-    def _slots_by_state(self) -> dict[str, str]:
-        """Return the list of Keras's slots that is each of our optimizer's states."""
-        raise NotImplementedError
-
-    def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
-        """Return a group's hyperparameters for a step."""
-        raise NotImplementedError
+    # What each rule has: an optimizer of ours for groups of tables; Keras's list of slots for each state of it; and a
+    # group's hyperparameters by the learning rate, the number of the step, the dtype, and whether the tables decay.
+    _new_optimizer: Callable[[list[dict[str, Any]]], RowOptimizer]
+    _slots_by_state: Callable[[], dict[str, str]]
+    _settings: Callable[[float, int, torch.dtype, bool], dict[str, Any]]
 
     def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
         done = int(self.iterations)  # type: ignore[attr-defined]
