@@ -33,7 +33,7 @@ from ._checkpoint_wire import (
     varint,
 )
 
-__all__ = ["CheckpointReader", "Entry", "Piece", "check_crcs", "copy_bytes", "mapped_file"]
+__all__ = ["CHUNK", "CheckpointReader", "Entry", "Piece", "check_crcs", "copy_bytes", "mapped_file", "overlap"]
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER = 48
@@ -217,7 +217,7 @@ class CheckpointReader:
                 raise ValueError(f"{self.path}: slice {list(slices)} of {name!r} must be {wanted}, got {its.shape}")
             pieces.append(self._piece(name, its, place))
             elements += math.prod(wanted)
-        if elements != math.prod(entry.shape) or _overlap([piece.place for piece in pieces]):
+        if elements != math.prod(entry.shape) or overlap([piece.place for piece in pieces]):
             raise ValueError(
                 f"{self.path}: the slices of {name!r} must make up its {math.prod(entry.shape)} elements, each once, "
                 f"got {elements}: {[list(slices) for slices in entry.slices]}"
@@ -277,7 +277,7 @@ class CheckpointReader:
         return result
 
 
-def _overlap(places: list[tuple[slice, ...]]) -> bool:
+def overlap(places: list[tuple[slice, ...]]) -> bool:
     """Say whether two of the places have an element in common, or are none within the tensor."""
     ordered = sorted(places, key=lambda place: [part.start for part in place])
     for k, a in enumerate(ordered):

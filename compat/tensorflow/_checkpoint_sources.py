@@ -17,7 +17,7 @@ from torch import Tensor
 from ._checkpoint_format import CheckpointReader, Piece, check_crcs, copy_bytes, mapped_file
 from ._checkpoint_wire import fields
 
-__all__ = ["Found", "Source", "h5py_module", "listed", "open_source"]
+__all__ = ["Found", "Source", "Window", "h5py_module", "listed", "open_source", "stored_begin"]
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -216,8 +216,8 @@ def h5py_module() -> Any:
     return h5py
 
 
-class _Window(RawIOBase):
-    """A part of a file as a file of its own, for h5py."""
+class Window(RawIOBase):
+    """A part of a file as a file of its own."""
 
     def __init__(self, path: str, begin: int, size: int) -> None:
         self._file, self._begin, self._size, self._at = open(path, "rb"), begin, size, 0
@@ -262,12 +262,16 @@ def _opened(path: str) -> Iterator[tuple[Any, int]]:
             f"{path}: model.weights.h5 is compressed, which Keras does not do: unpack it, and give its path"
         )
     with open(path, "rb") as raw:
-        raw.seek(member.header_offset)
-        header = raw.read(30)
-    lengths = struct.unpack("<HH", header[26:30])  # of the name, and of what else is before the content
-    begin = member.header_offset + 30 + sum(lengths)
-    with _Window(path, begin, member.file_size) as window, h5py.File(window, "r") as file:
+        begin = stored_begin(raw, member)
+    with Window(path, begin, member.file_size) as window, h5py.File(window, "r") as file:
         yield file, begin
+
+
+def stored_begin(file: Any, member: zipfile.ZipInfo) -> int:
+    """Return where the content of a member that is not compressed begins in an archive, a file open for reading."""
+    file.seek(member.header_offset)
+    lengths = struct.unpack("<HH", file.read(30)[26:])  # of the name, and of what else is before the content
+    return int(member.header_offset + 30 + sum(lengths))
 
 
 def _h5_source(path: str) -> Source:

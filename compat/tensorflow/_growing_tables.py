@@ -30,7 +30,18 @@ class GrowingRows(NamedTuple):
     freqs: Found | None
     versions: Found | None
     states: dict[str, tuple[Found, Found | None, float]]
-    """By the name of a state of ``optim``: its values, their keys, and by what the values are multiplied."""
+    """
+    By the name of a state of ``optim``: its values, their keys, and by what the values are multiplied. Keys of None:
+    those of the rows, in their order.
+    """
+
+    @staticmethod
+    def of_fixed(values: Found, states: Mapping[str, tuple[Found, float]]) -> GrowingRows:
+        """Return the rows of a table of fixed size, whose keys are 0, 1, ..., with their states."""
+        without_keys: dict[str, tuple[Found, Found | None, float]] = {
+            state: (slot, None, factor) for state, (slot, factor) in states.items()
+        }
+        return GrowingRows(None, values, None, None, without_keys)
 
     def all(self) -> list[Found]:
         """Return all tensors."""

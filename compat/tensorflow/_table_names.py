@@ -13,7 +13,7 @@ from ...nn import EmbeddingVariable
 from ...tables.table import split_part
 from ._checkpoint_sources import Found, Source, listed
 
-__all__ = ["Move", "Target", "names_of", "one_variable", "pairs_of", "targets_of"]
+__all__ = ["Move", "Target", "check_distinct", "chosen", "names_of", "one_variable", "pairs_of", "targets_of"]
 
 
 class Move(NamedTuple):
@@ -55,7 +55,7 @@ class Target(NamedTuple):
     growing: EmbeddingVariable | None
 
 
-def targets_of(model: Module, chosen: Mapping[str, str] | None) -> list[Target]:
+def targets_of(model: Module, chosen: Mapping[str, str] | None, parts: bool = False) -> list[Target]:
     """
     Return the tables of a model.
 
@@ -63,6 +63,7 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None) -> list[Target]:
         model: whose tables are modules of torch or of ours.
         chosen: those that are wanted, by name, by the name of their module or of their parameter; any parameter may be
             among them. None: all tables.
+        parts: whether tables of fixed size may be split over ranks.
 
     Raises:
         ValueError: a name is of none or of several; or a table is split over ranks, or there is none.
@@ -85,7 +86,7 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None) -> list[Target]:
     if not result:
         raise ValueError(f"model must have tables, such as torch.nn.Embedding; {type(model).__name__} has none")
     for target in result:
-        if split_part(target.parameter) is not None:
+        if split_part(target.parameter) is not None and not (parts and target.growing is None):
             raise ValueError(
                 f"table {target.parameter_name!r} is split over ranks: load and save tables in a model of one process, "
                 "and move it by torchsparse_rec.distributed.save_checkpoint and load_checkpoint"
@@ -120,22 +121,27 @@ def pairs_of(source: Source, model: Module, tables: str | Mapping[str, str] | No
     targets = targets_of(model, tables if isinstance(tables, Mapping) else None)
     texts = names_of(targets, tables)
     pairs = [(target, _one(source, target, text)) for target, text in zip(targets, texts, strict=True)]
+    named = [(target, found if isinstance(found, str) else found.name) for target, found in pairs]
+    check_distinct(source.path, named)
+    return pairs
+
+
+def check_distinct(path: str, pairs: list[tuple[Target, str]]) -> None:
+    """Raise ``ValueError`` if two tables are to have the same variable of a file."""
     taken: dict[str, Target] = {}
-    for target, found in pairs:
-        name = found if isinstance(found, str) else found.name
+    for target, name in pairs:
         other = taken.setdefault(name, target)
         if other is not target:
             raise ValueError(
-                f"{source.path}: {name!r} must be the variable of one table, got {other.parameter_name!r} and "
+                f"{path}: {name!r} must be the variable of one table, got {other.parameter_name!r} and "
                 f"{target.parameter_name!r}: name the variable of each in tables"
             )
-    return pairs
 
 
 def _one(source: Source, target: Target, text: str) -> Found | str:
     """Return the variable that a text names for a table."""
     if target.growing is not None:
-        bases = _chosen(text, [(base, [base]) for base in growing_bases(source)])
+        bases = chosen(text, [(base, [base]) for base in growing_bases(source)])
         if len(bases) == 1:
             return bases[0]
         if bases:
@@ -161,7 +167,7 @@ def one_variable(source: Source, text: str, rank: int | None = None, wanted_for:
 
 def _matches(source: Source, text: str) -> list[Found]:
     """Return the variables that a text names, by some parts of a name or by a pattern with ``*``."""
-    names = _chosen(text, [(x.name, source.names(x.name)) for x in _variables(source)])
+    names = chosen(text, [(x.name, source.names(x.name)) for x in _variables(source)])
     return [source.tensors[name] for name in names]
 
 
@@ -173,15 +179,23 @@ def _are_copies(source: Source, a: Found, b: Found) -> bool:
     return crcs[0] == crcs[1] and None not in crcs[0]
 
 
-def _chosen(text: str, names: list[tuple[str, list[str]]]) -> list[str]:
-    """Return those of some names that, or other names of which, a text matches."""
+def chosen(text: str, names: list[tuple[str, list[str]]], between: str = "/") -> list[str]:
+    """
+    Return those of some names that, or other names of which, a text matches.
+
+    Args:
+        text: a name; or some parts of one; or a pattern with ``*`` for anything.
+        names: each with all names of the same.
+        between: what is between the parts of a name.
+    """
     exact = [name for name, others in names if text in others]
     if exact:
         return exact
     if "*" in text:
         pattern = re.compile(".*".join(re.escape(part) for part in text.split("*")))
         return [name for name, others in names if any(pattern.fullmatch(other) for other in others)]
-    return [name for name, others in names if any(f"/{text}/" in f"/{other}/" for other in others)]
+    inside = f"{between}{text}{between}"
+    return [name for name, others in names if any(inside in f"{between}{other}{between}" for other in others)]
 
 
 def _variables(source: Source) -> list[Found]:

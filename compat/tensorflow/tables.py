@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...optim.row_optimizer import RowOptimizer
-from ...tables.table import accumulator_dtype, table_if_any
-from ...variable.optimizer_rows import new_zeros
-from ._checkpoint_format import check_crcs, copy_bytes
+from ._checkpoint_format import check_crcs
 from ._checkpoint_sources import Found, Source, open_source
-from ._growing_tables import GrowingRows, growing_rows, insert_rows
+from ._growing_tables import GrowingRows, growing_rows
 from ._table_names import Move, Target, names_of, one_variable, pairs_of, targets_of
+from ._table_plans import Plan, check_arguments, check_plan, group_of, load_plan, moves_of
 from ._table_slots import Slots, find_slots, steps_by_name, v1_slots
 from ._tables_written import Saved, write_checkpoint, write_h5
 
 __all__ = ["load_tables", "save_tables"]
-
-
-class _Plan(NamedTuple):
-    """A table, and what a file has for it."""
-
-    target: Target
-    weight: Found | None
-    growing: list[GrowingRows]
-    slots: Slots
-
-    def all(self) -> list[Found]:
-        own = [] if self.weight is None else [self.weight]
-        return [
-            *own,
-            *(found for found, _ in self.slots.states.values()),
-            *(x for rows in self.growing for x in rows.all()),
-        ]
 
 
 def load_tables(
@@ -98,18 +79,19 @@ def load_tables(
     """
     if partition_strategy not in ("div", "mod"):
         raise ValueError(f"load_tables: partition_strategy must be 'div' or 'mod', got {partition_strategy!r}")
-    _check("load_tables", optimizer, tables)
+    check_arguments("load_tables", optimizer, tables)
     source = open_source(path, partition_strategy)
     order = None if variables is None else [one_variable(source, name) for name in variables]
     plans = [_planned(source, *pair, optimizer, order) for pair in pairs_of(source, model, tables)]
-    moves = [move for plan in plans for move in _moves(plan)]
+    moves = [move for plan in plans for move in moves_of(plan)]
     if dry_run:
         print(*moves, sep="\n")
         return moves
     for found in dict.fromkeys(found for plan in plans for found in plan.all()):
         check_crcs(found.name, found.pieces())
     for plan in plans:
-        _load(source, plan, optimizer)
+        for _ in load_plan(source.path, plan, optimizer):
+            pass
     return moves
 
 
@@ -158,7 +140,7 @@ def save_tables(
         ...     print(move)
         item.weight -> item/embedding_weights  [4, 2] float32 in 2 parts
     """
-    _check("save_tables", optimizer, tables)
+    check_arguments("save_tables", optimizer, tables)
     targets = targets_of(model, tables if isinstance(tables, Mapping) else None)
     names = names_of(targets, tables)
     for name in names:
@@ -180,31 +162,15 @@ def save_tables(
     return moves
 
 
-def _check(function: str, optimizer: Any, tables: Any) -> None:
-    if optimizer is not None and not isinstance(optimizer, RowOptimizer):
-        raise TypeError(
-            f"{function}: optimizer must be one of torchsparse_rec.optim, got {type(optimizer).__name__}: those of "
-            "compat.tensorflow.optimizers have import_slots and export_slots"
-        )
-    if not isinstance(tables, (str, Mapping, type(None))):
-        raise TypeError(f"{function}: tables must be a pattern or a mapping of names, got {type(tables).__name__}")
-
-
-def _group_of(optimizer: RowOptimizer | None, parameter: Tensor) -> dict[str, Any] | None:
-    """Return the optimizer's group that holds a parameter, if one does."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    return next((group for group in groups if any(p is parameter for p in group["params"])), None)
-
-
 # ---- Loading --------------------------------------------------------------------------------------------------------
 
 
 def _planned(
     source: Source, target: Target, found: Found | str, optimizer: RowOptimizer | None, order: list[Found] | None
-) -> _Plan:
+) -> Plan:
     """Return what a file has for a table, checked."""
-    parameter, growing = target.parameter, target.growing
-    group = _group_of(optimizer, parameter)
+    growing = target.growing
+    group = group_of(optimizer, target.parameter)
     slots, rows = Slots({}, None), []
     if isinstance(found, str):
         assert growing is not None
@@ -214,97 +180,12 @@ def _planned(
         rows = growing_rows(source, found, growing.embedding_dim, ends)
     elif optimizer is not None and group is not None:
         slots = find_slots(source, found, optimizer, group, order)
-    if growing is not None:
-        if isinstance(found, Found):  # a table of fixed size, whose rows become those of the keys 0, 1, ...
-            states: dict[str, tuple[Found, Found | None, float]] = {
-                state: (slot, None, factor) for state, (slot, factor) in slots.states.items()
-            }
-            rows, slots = [GrowingRows(None, found, None, None, states)], slots._replace(states={})
-        if growing.total_count():
-            raise ValueError(f"{target.parameter_name!r} must have no rows yet, got {growing.total_count()}")
-        if growing.cold is not None and rows[0].states:
-            raise ValueError(f"{target.parameter_name!r} must have all rows in one tier to take over slots")
-    wide = accumulator_dtype(parameter.dtype)
-    for part in rows:
-        shape = (part.values.shape[0], parameter.shape[1])
-        _check_tensor(source, part.values, target, shape, parameter.dtype)
-        for slot, _, _ in part.states.values():
-            _check_tensor(source, slot, target, shape, wide)
-    weight = found if isinstance(found, Found) and growing is None else None
-    if weight is not None:
-        _check_tensor(source, weight, target, tuple(parameter.shape), parameter.dtype)
-    for slot, _ in slots.states.values():
-        _check_tensor(source, slot, target, tuple(parameter.shape), wide)
-    has_slots = bool(slots.states) or any(part.states for part in rows)
-    if has_slots and slots.steps is None and group is not None and ("betas" in group or group.get("lr_decay")):
-        raise ValueError(
-            f"{source.path} must say how many steps {type(optimizer).__name__} has taken, by beta1_power, iterations "
-            "or global_step: it does not"
-        )
-    return _Plan(target, weight, rows, slots)
-
-
-def _check_tensor(source: Source, found: Found, target: Target, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise ``ValueError`` unless a tensor can be copied without loss."""
-    if found.shape != shape:
-        raise ValueError(
-            f"{source.path}: {found.name!r} must have the shape of {target.parameter_name!r}, {list(shape)}, got "
-            f"{list(found.shape)}"
-        )
-    if found.dtype is None or not found.dtype.is_floating_point or torch.promote_types(found.dtype, dtype) != dtype:
-        raise ValueError(
-            f"{source.path}: {found.name!r} must be of {dtype}, or of floats that it holds, for "
-            f"{target.parameter_name!r}, got {found.dtype or 'a dtype that torch does not have'}"
-        )
-
-
-def _moves(plan: _Plan) -> list[Move]:
-    where = plan.target.parameter_name
-    pairs = [] if plan.weight is None else [(plan.weight, where)]
-    if plan.growing:
-        for part in plan.growing:
-            fields = {"keys": part.keys, "values": part.values, "freqs": part.freqs, "versions": part.versions}
-            pairs += [(found, f"{name} of {where}") for name, found in fields.items() if found is not None]
-            pairs += [(its[0], f"state of {where}: {state}") for state, its in part.states.items()]
-    else:
-        pairs += [(found, f"state of {where}: {state}") for state, (found, _) in plan.slots.states.items()]
-    return [Move(found.name, to, found.shape, found.dtype, found.parts) for found, to in pairs]
-
-
-@torch.no_grad()
-def _load(source: Source, plan: _Plan, optimizer: RowOptimizer | None) -> None:
-    """Write what a file has for a table into the model and its optimizer."""
-    target, steps = plan.target, plan.slots.steps or 0
-    if target.growing is not None:
-        insert_rows(target.growing, plan.growing, optimizer, steps, source.path)
-        return
-    assert plan.weight is not None
-    parameter = target.parameter
-    table = table_if_any(parameter)
-    if table is not None:
-        table.release()  # first: rows that are stale are of the past, which ends here
-    _copy(plan.weight, parameter.detach())
-    group = _group_of(optimizer, parameter)
-    if optimizer is None or group is None:
-        return
-    state: dict[str, Any] = {}
-    if optimizer._counts_steps:
-        on_device = group.get("capturable") or group.get("fused")
-        state["step"] = torch.tensor(float(steps), device=parameter.device if on_device else "cpu")
-    before, dtype = optimizer._stored_state.get(parameter, {}), accumulator_dtype(parameter.dtype)
-    for name, (slot, factor) in plan.slots.states.items():
-        values = before.get(name)
-        if not isinstance(values, Tensor) or values.dtype != dtype or values.shape != parameter.shape:
-            values = new_zeros(parameter.shape, dtype, parameter.device)  # of huge pages, which are quicker to fill
-        _copy(slot, values)
-        state[name] = values if factor == 1 else values.mul_(factor)
-    optimizer._wide.pop(parameter, None)
-    optimizer._stored_state[parameter] = state
-
-
-def _copy(found: Found, out: Tensor) -> None:
-    for piece in found.pieces():
-        copy_bytes(piece, out)
+    if growing is not None and isinstance(found, Found):
+        # A table of fixed size, whose rows become those of the keys 0, 1, ...
+        rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
+    plan = Plan(target, found if isinstance(found, Found) and growing is None else None, rows, slots)
+    check_plan(source.path, plan, optimizer, "beta1_power, iterations or global_step")
+    return plan
 
 
 # ---- Saving ---------------------------------------------------------------------------------------------------------
@@ -312,7 +193,7 @@ def _copy(found: Found, out: Tensor) -> None:
 
 def _saved(target: Target, name: str, optimizer: RowOptimizer | None) -> Saved:
     """Return a table as it is to be saved, all rows up to date."""
-    group = _group_of(optimizer, target.parameter)
+    group = group_of(optimizer, target.parameter)
     if optimizer is None or group is None:
         return Saved(name, target, {}, None, None)
     state = optimizer.state.get(target.parameter, {})

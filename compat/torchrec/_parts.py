@@ -1,0 +1,101 @@
+"""What ranks keep of the tables that a file has, and the way of its pieces there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+
+from ...distributed.boxes import Kept
+from ...distributed.plan import Replicated, RowWise
+from ...distributed.sharded import Sharded
+from ..tensorflow._checkpoint_format import CHUNK, Piece, copy_bytes
+
+__all__ = ["Parts", "copy_kept"]
+
+
+class Parts:
+    """
+    What this rank keeps of each table of a model.
+
+    Args:
+        model: some of whose modules may be split over ranks.
+
+    Raises:
+        ValueError: modules are split over different ranks.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self._kept: dict[int, Kept] = {}
+        self.group: Any = None
+        self.rank = 0
+        for child in model.modules():
+            if not isinstance(child, Sharded):
+                continue
+            shards = child._shards
+            its = dist.get_process_group_ranks(shards.ranks.group)
+            if self.group is None:
+                self.group, self.rank = shards.ranks.group, shards.ranks.rank
+            elif its != (wanted := dist.get_process_group_ranks(self.group)):
+                raise ValueError(
+                    f"load_tables: all tables must be split over the same ranks, {wanted}, got {its} of {shards.name!r}"
+                )
+            for table, plan in zip(shards.tables, shards.plans, strict=True):
+                if table.rows is not None:
+                    kept = Kept(table.rows, table.dim, plan, shards.ranks.rank, shards.ranks.count)
+                    self._kept[id(table.weight)] = kept
+
+    def of(self, parameter: Tensor) -> Kept | None:
+        """Return what this rank keeps of the table of a parameter; None: it is no table over ranks."""
+        return self._kept.get(id(parameter))
+
+
+def copy_kept(piece: Piece, out: Tensor, kept: Kept | None) -> None:
+    """
+    Copy what a rank keeps of a piece of a table, or of a state of its rows, to its part of that.
+
+    Args:
+        piece: of the whole table ``[V, D]``, or of one number for each row ``[V]``.
+        out: this rank's part.
+        kept: what that is of the whole; None: all.
+    """
+    if kept is None or isinstance(kept.plan, Replicated):
+        copy_bytes(piece, out)
+        return
+    if not out.numel():
+        return
+    rows, columns = piece.place[0], piece.place[1] if out.dim() > 1 else slice(0, 1)
+    first, last = kept.box.columns if out.dim() > 1 else (0, 1)
+    common = slice(max(first, columns.start), min(last, columns.stop))
+    if common.start >= common.stop:
+        return
+    to = slice(common.start - first, common.stop - first)
+    of = slice(common.start - columns.start, common.stop - columns.start)
+    part = out if out.dim() > 1 else out.unsqueeze(1)
+    each = max(1, CHUNK // max(1, (columns.stop - columns.start) * piece.dtype.itemsize))
+    if not isinstance(kept.plan, RowWise):
+        for begin in range(rows.start, rows.stop, each):
+            end = min(begin + each, rows.stop)
+            part[begin:end, to] = _elements(piece, slice(begin - rows.start, end - rows.start))[:, of].to(part.device)
+        return
+    blocks = kept.box.blocks[1] - kept.box.blocks[0]
+    # Of each place, the ids of all blocks lie together.
+    begin_place, end_place = (end // kept.blocks.count for end in (rows.start, rows.stop + kept.blocks.count - 1))
+    step = max(1, each // max(1, blocks))
+    for begin in range(begin_place, end_place, step):
+        end = min(begin + step, end_place)
+        ids = kept.ids_of(kept.box._replace(places=(begin, end)))
+        where = ((ids >= rows.start) & (ids < rows.stop)).nonzero().squeeze(1)
+        values = _elements(piece, ids[where] - rows.start)[:, of].to(part.device, part.dtype)
+        part[(where + begin * blocks).to(part.device), to] = values
+
+
+def _elements(piece: Piece, rows: Tensor | slice) -> Tensor:
+    """Return a copy of some rows of a piece, ``[N, width]``; the bytes of the piece need not be aligned."""
+    width = piece.shape[1] if len(piece.shape) > 1 else 1
+    by_row = piece.bytes.view(piece.shape[0], width * piece.dtype.itemsize)
+    some = by_row[rows] if isinstance(rows, Tensor) else by_row[rows].clone(memory_format=torch.contiguous_format)
+    return some.view(piece.dtype)

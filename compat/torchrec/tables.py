@@ -1,0 +1,162 @@
+"""Tables of a model, and their optimizer's states, from checkpoints of TorchRec, dynamicemb and SOK."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...distributed.agreed import agreeing, together
+from ...distributed.plan import ColumnWise
+from ...optim.row_optimizer import RowOptimizer
+from ..tensorflow._checkpoint_format import Piece
+from ..tensorflow._growing_tables import GrowingRows
+from ..tensorflow._table_names import Move, Target, check_distinct, names_of, targets_of
+from ..tensorflow._table_plans import Plan, check_arguments, check_plan, group_of, load_plan, moves_of
+from ..tensorflow._table_slots import Slots
+from ._parts import Parts, copy_kept
+from ._sources import Source, open_source
+from ._states import find_states
+
+__all__ = ["load_tables"]
+
+
+def load_tables(
+    path: str | os.PathLike[str] | Mapping[str, Any],
+    model: torch.nn.Module,
+    tables: str | Mapping[str, str] | None = None,
+    *,
+    optimizer: RowOptimizer | None = None,
+    steps: int | None = None,
+    average_shards: bool = False,
+    dry_run: bool = False,
+) -> list[Move]:
+    """
+    Load tables, and their optimizer's states, from a checkpoint of TorchRec or a dump of dynamicemb or SOK.
+
+    None of them is needed, nor a process group. Files are mapped into memory and copied part by part, so that nothing
+    but the tables and the states takes memory. Names, shapes, dtypes and checksums of all that is loaded are compared
+    before any is written. If tables of the model are split by :func:`torchsparse_rec.distributed.shard`, all ranks call
+    this, and each reads its part.
+
+    Args:
+        path: a folder that ``torch.distributed.checkpoint.save`` has written, from any number of ranks, with tables
+            split by rows, by columns or not; or one with such folders in it; a file of ``torch.save``, or a state,
+            with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow,
+            as their sources have these formats: they have not been tried with files of theirs. One must trust a folder
+            of torch as one trusts code: a part of it is a pickle.
+        model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
+        tables: what the checkpoint calls them: a mapping of the model's names to the checkpoint's, of those to load,
+            any parameters among them; or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the table's name
+            for ``{}``, of all. A name in the checkpoint is exact, but that ``model.`` or ``module.`` before it may be
+            left out; or some parts of one between dots; or has ``*`` for anything. It must fit one tensor. Default: the
+            parameter's own name, or else the table's.
+        optimizer: one of :mod:`torchsparse_rec.optim`, which takes over the states of the tables that it holds, be they
+            called as by fused optimizers or as by torch's. Its hyperparameters are those that it was made with: the
+            checkpoint does not say TorchRec's, nor by which of two optimizers with states of the same names it was.
+            Fused optimizers leave rows without a gradient alone: ``lazy=True``.
+        steps: how many steps the optimizer has taken, where the checkpoint does not say it, as those of TorchRec's
+            fused Adam and of SOK do not.
+        average_shards: for the row-wise optimizers of a table that was split by columns, which has one number for a row
+            in each shard: whether to take their mean, by the shards' widths. That is what one number for the whole row
+            would be after the same gradients, but steps from there differ from TorchRec's. Default False: refuse.
+        dry_run: print what would go where, on the first rank, and load nothing.
+
+    Returns:
+        What went where.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a tensor or state is missing, or not the only one of its name, or has no counterpart; a shape or
+            dtype differs; a file is damaged. The error names file and tensor. Nothing has been changed then, on any
+            rank.
+
+    Example:
+        >>> from torchsparse_rec import nn, optim
+        >>> weight, sums = torch.randn(3, 2), torch.rand(3)
+        >>> states = {"ebc.embedding_bags.user.weight": {"user.momentum1": sums}}
+        >>> checkpoint = {"model": {"ebc.embedding_bags.user.weight": weight}, "optimizer": {"state": states}}
+        >>> config = nn.EmbeddingBagConfig(name="user", num_embeddings=3, embedding_dim=2, feature_names=["user"])
+        >>> model = torch.nn.ModuleDict({"ebc": nn.EmbeddingBagCollection([config])})
+        >>> optimizer = optim.RowWiseAdagrad(model.parameters())
+        >>> for move in load_tables(checkpoint, model, optimizer=optimizer):
+        ...     print(move)
+        model.ebc.embedding_bags.user.weight -> ebc.embedding_bags.user.weight  [3, 2] float32
+        optimizer.state.ebc.embedding_bags.user.weight.user.momentum1 ->
+            state of ebc.embedding_bags.user.weight: sum  [3] float32
+        >>> torch.equal(optimizer.state[model["ebc"].embedding_bags["user"].weight]["sum"], sums)
+        True
+    """
+    check_arguments("load_tables", optimizer, tables)
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
+        raise ValueError(f"load_tables: steps must be None or an integer of at least 0, got {steps!r}")
+    parts = Parts(model)
+    with agreeing(parts.group):
+        source = open_source(path)
+        targets = targets_of(model, tables if isinstance(tables, Mapping) else None, parts=True)
+        texts: list[str | None] = [None] * len(targets) if tables is None else [*names_of(targets, tables)]
+        named = [(target, source.find(target, text)) for target, text in zip(targets, texts, strict=True)]
+        check_distinct(source.path, named)
+        plans = [_planned(source, *pair, optimizer, steps, average_shards, parts) for pair in named]
+        moves = [move for plan in plans for move in moves_of(plan)]
+        for found in [] if dry_run else [found for plan in plans for found in plan.all()]:
+            found.pieces()  # by which checksums are compared
+    if dry_run:
+        if parts.rank == 0:
+            print(*moves, sep="\n")
+        return moves
+    together(parts.group, _loaded(source.path, plans, optimizer, parts))
+    return moves
+
+
+def _planned(
+    source: Source,
+    target: Target,
+    name: str,
+    optimizer: RowOptimizer | None,
+    steps: int | None,
+    average_shards: bool,
+    parts: Parts,
+) -> Plan:
+    """Return what a checkpoint has for a table, checked."""
+    group, kept = group_of(optimizer, target.parameter), parts.of(target.parameter)
+    slots, rows = Slots({}, None), list[GrowingRows]()
+    held = optimizer if group is not None else None
+    if name in source.dumps:
+        rows, said = source.dumps[name].rows(target.parameter.shape[1], held)
+        slots = Slots({}, steps if said is None else said)
+        if held is not None and group is not None and {*held._rule(group).states} != {*rows[0].states}:
+            raise ValueError(
+                f"{source.path}: {name!r} must have the states {list(held._rule(group).states)}, which "
+                f"{type(held).__name__} keeps as its hyperparameters say, got {list(rows[0].states)}"
+            )
+    else:
+        found = source.variables[name]
+        if held is not None and group is not None:
+            its = source.states.get(name, {})
+            slots = find_states(source.path, found, its, held, group, steps, average_shards)
+        if target.growing is not None:  # a table of fixed size, whose rows become those of the keys 0, 1, ...
+            rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
+    if kept is not None and isinstance(kept.plan, ColumnWise) and held is not None and held._per_row & {*slots.states}:
+        raise ValueError(
+            f"table {target.parameter_name!r} is ColumnWise, but {type(held).__name__} steps whole rows, of which each "
+            "rank would have a part: use RowWise() or TableWise() for it"
+        )
+    weight = None if rows or name in source.dumps else source.variables[name]
+    plan = Plan(target, weight, rows, slots)
+    shape = None if kept is None else (kept.rows, kept.dim)
+    check_plan(source.path, plan, held, "step or iter, or steps of load_tables", shape)
+    return plan
+
+
+def _loaded(path: str, plans: list[Plan], optimizer: RowOptimizer | None, parts: Parts) -> Iterator[Any]:
+    """Write all plans, a piece at a step."""
+    for plan in plans:
+        kept = parts.of(plan.target.parameter)
+
+        def copy(piece: Piece, out: torch.Tensor, kept: Any = kept) -> None:
+            copy_kept(piece, out, kept)
+
+        yield from load_plan(path, plan, optimizer, copy)
