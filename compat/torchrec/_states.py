@@ -40,7 +40,8 @@ def states_by_variable(tensors: Mapping[str, Found]) -> dict[str, dict[str, Foun
     Return the states of each variable by what stands after its name, as ``t1.momentum1`` or ``exp_avg``.
 
     A state is called ``state.<variable>.<table>.momentum1`` by fused optimizers, ``state.<variable>.exp_avg`` by those
-    of torch, which TorchRec takes for tables that are on all ranks, and both after the name of the optimizer, if any.
+    of torch, which TorchRec takes for tables that are on all ranks. A ``CombinedOptimizer`` may have a key for each of
+    its optimizers, which then is before the variable.
     """
     variables: dict[str, str] = {}
     for name in tensors:
@@ -49,12 +50,17 @@ def states_by_variable(tensors: Mapping[str, Found]) -> dict[str, dict[str, Foun
     for name, found in tensors.items():
         _, state, rest = f".{name}".partition(".state.")
         parts = bare(rest).split(".") if state else []
-        for k in range(1, len(parts)):
-            owner = variables.get(".".join(parts[:k]))
+        for begin, end in _ranges(len(parts)):
+            owner = variables.get(".".join(parts[begin:end]))
             if owner is not None and owner != name:
-                result.setdefault(owner, {})[".".join(parts[k:])] = found
+                result.setdefault(owner, {})[".".join(parts[end:])] = found
                 break
     return result
+
+
+def _ranges(count: int) -> list[tuple[int, int]]:
+    """Return which parts of a state's name may be the variable's: before them one may be an optimizer's key."""
+    return [(begin, end) for begin in (0, 1) for end in range(begin + 1, count)]
 
 
 def find_states(

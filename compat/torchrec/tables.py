@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -151,7 +151,7 @@ def _planned(
     return plan
 
 
-def _loaded(path: str, plans: list[Plan], optimizer: RowOptimizer | None, parts: Parts) -> Iterator[Any]:
+def _loaded(path: str, plans: list[Plan], optimizer: RowOptimizer | None, parts: Parts) -> Generator[None, None, None]:
     """Write all plans, a piece at a step."""
     for plan in plans:
         kept = parts.of(plan.target.parameter)
