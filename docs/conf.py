@@ -44,7 +44,10 @@ PACKAGES = [
     *("torchsparse_rec.compat.tensorflow", "torchsparse_rec.compat.keras", "torchsparse_rec.compat.converters"),
 ]
 NAVIGATION = {
-    "Tutorials": [f"docs/tutorials/{name}" for name in ("pytorch", "tensorflow", "torchrec", "deeprec", "cluster")],
+    "Tutorials": [
+        f"docs/tutorials/{name}"
+        for name in ("pytorch", "tensorflow", "feature_columns", "torchrec", "deeprec", "cluster")
+    ],
     "Guides": [
         f"docs/{name}"
         for name in (
