@@ -143,7 +143,7 @@ bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.torchr
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # What is a warning is an error: links that lead nowhere, pages that no table of contents names.
-docs: $(BUILT) $(VENV)/.test $(VENV)/.docs
+docs: $(BUILT) $(VENV)/.test $(VENV)/.docs $(VENV)/.tensorflow
 	PYTHONPATH=tests $(BIN)/python docs/_operators.py
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/site-cache . build/site
 	@echo "build/site/index.html"

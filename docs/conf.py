@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -29,6 +30,9 @@ from sphinx.util.nodes import make_refnode
 import torchsparse_rec
 import torchsparse_rec.compat.tensorflow
 
+# Keras's backend is chosen when it is first imported.
+os.environ["KERAS_BACKEND"] = "torch"
+
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs/reference"
 
@@ -41,10 +45,14 @@ PACKAGES = [
     *("torchsparse_rec", "torchsparse_rec.ops", "torchsparse_rec.nn", "torchsparse_rec.variable"),
     *("torchsparse_rec.initializers", "torchsparse_rec.optim", "torchsparse_rec.jagged", "torchsparse_rec.features"),
     *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed", "torchsparse_rec.serving"),
+    *("torchsparse_rec.keras", "torchsparse_rec.keras.optimizers"),
     *("torchsparse_rec.compat.tensorflow", "torchsparse_rec.compat.keras", "torchsparse_rec.compat.converters"),
 ]
 NAVIGATION = {
-    "Tutorials": [f"docs/tutorials/{name}" for name in ("pytorch", "tensorflow", "torchrec", "deeprec", "cluster")],
+    "Tutorials": [
+        f"docs/tutorials/{name}"
+        for name in ("pytorch", "tensorflow", "feature_columns", "torchrec", "deeprec", "cluster")
+    ],
     "Guides": [
         f"docs/{name}"
         for name in (

@@ -2,8 +2,9 @@
 Which tests run every day, chosen by their cost.
 
 ``make test-full`` runs all tests and measures each test's processor time in seconds, its child processes included;
-then ``make tiers`` lists the tests above DAILY_SECONDS in tests/slow.txt. The daily tests leave these out, so that
-they end within minutes; CI runs them where they have been touched. A test with the mark ``full`` takes minutes by
+then ``make tiers`` lists the tests above DAILY_SECONDS in tests/slow.txt, where tests that were not measured stay as
+they are: ``make test ARGS="--costs .cache/costs.txt"`` does for daily ones. Daily tests leave these out, so that they
+end within minutes; CI runs them where they have been touched. A test with the mark ``full`` takes minutes by
 itself: nothing but ``make test-full`` runs it. Of each test function the cheapest case stays daily, if it takes no
 more than CHEAPEST_SECONDS; and the tests in tests/always.txt stay daily whatever they take.
 """
@@ -82,12 +83,12 @@ def put_off(items: list[pytest.Item], sample: bool, seed: int) -> None:
     items.sort(key=place)
 
 
-def chosen(costs: dict[str, float], always: set[str]) -> list[str]:
-    """Choose the lines of tests/slow.txt from the cost of each test."""
+def chosen(costs: dict[str, float], always: set[str], before: set[str]) -> list[str]:
+    """Choose the lines of tests/slow.txt from the cost of each test, and keep those of tests without a cost."""
     cases: dict[str, list[str]] = defaultdict(list)
     for test in sorted(costs, key=lambda test: (costs[test], test)):
         cases[function_of(test)].append(test)
-    lines = []
+    lines = [line for line in before if line not in costs and line not in cases]
     for function, tests in cases.items():
         kept = tests[0] if costs[tests[0]] <= CHEAPEST_SECONDS else None
         out = [x for x in tests if costs[x] > DAILY_SECONDS and x != kept and not is_listed(x, always)]
@@ -143,7 +144,7 @@ def read(path: Path) -> dict[str, float]:
 def main(path: Path) -> None:
     """Write tests/slow.txt from a file of costs, and print what daily and slow tests take."""
     costs, always = read(path), listed(ALWAYS)
-    SLOW.write_text("".join(f"{line}\n" for line in chosen(costs, always)))
+    SLOW.write_text("".join(f"{line}\n" for line in chosen(costs, always, listed(SLOW))))
     slow = listed(SLOW)
     for name, out in (("every day", False), ("only if touched", True)):
         tests = [test for test in costs if is_listed(test, slow) == out]

@@ -8,6 +8,7 @@ import io
 import pkgutil
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +45,16 @@ def test_the_readme_has_an_example():
     assert examples(ROOT / "README.md")
 
 
-@pytest.mark.parametrize("document", [x for x in DOCUMENTS if x not in OF_KERAS], ids=name_of)
-def test_examples_print_what_the_document_says(document):
+def executed() -> list[Any]:
+    """Return the documents whose examples run here; of those that import TensorFlow as tests that need it."""
+    needs = pytest.mark.tensorflow
+    documents = [document for document in DOCUMENTS if document not in OF_KERAS]
+    return [pytest.param(x, marks=[needs] if re.search("^import tensorflow", x.read_text(), re.MULTILINE) else []) for x in documents]
+
+
+@pytest.mark.parametrize("document", executed(), ids=name_of)
+def test_examples_print_what_the_document_says(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for program, expected in examples(document):
         # What a diagnosis measures may be off once on a busy machine.
         for _ in range(2 if document.name == "profiling.md" else 1):

@@ -26,9 +26,11 @@ def test_what_costs_most_is_left_out_but_for_a_cheap_case() -> None:
         **{"a.py::none[x]": 3.1, "a.py::none[y]": 3.2},
     }
     always: set[str] = set()
-    assert tiers.chosen(costs, always) == ["a.py::all[y]", "a.py::dear", "a.py::many[y]", "a.py::many[z]", "a.py::none"]
+    out = ["a.py::all[y]", "a.py::dear", "a.py::many[y]", "a.py::many[z]", "a.py::none"]
+    assert tiers.chosen(costs, always, set()) == out
+    assert tiers.chosen(costs, always, {"a.py::one", "a.py::none[x]", "a.py::new[x]"}) == sorted([*out, "a.py::new[x]"])
     always = {"a.py::dear", "a.py::none[x]", "a.py::many"}
-    assert tiers.chosen(costs, always) == ["a.py::all[y]", "a.py::none[y]"]
+    assert tiers.chosen(costs, always, set()) == ["a.py::all[y]", "a.py::none[y]"]
 
 
 def test_a_list_has_functions_cases_and_remarks(tmp_path: Path) -> None:

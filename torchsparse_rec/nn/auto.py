@@ -25,8 +25,8 @@ FREEZE_AFTER = 100
 # optimizer that moves all rows, steps by rows cost more, and the number of elements is twice as large.
 SMALL_TABLE, SMALL_ELEMENTS = 1000, 1 << 17
 # Under an optimizer that moves all rows, a sparse step first flushes the rows of its ids. Where rows are as short as
-# this, that costs each id as much as stepping so many rows one after the other.
-SHORT_ROW, ROWS_PER_ID = 16, 8
+# this, that costs each id as much as stepping so many elements one after the other.
+SHORT_ROW, ELEMENTS_PER_ID = 16, 128
 # The ids of a lookup, where the choice must not depend on lookups.
 _SETTLED_IDS = 4096
 
@@ -43,7 +43,7 @@ def is_dense(weight: Tensor, ids: float) -> bool:
     if rows <= ids or is_small(weight):
         return True
     ours = table_of(weight).optimizer
-    short = dim <= SHORT_ROW and rows <= ROWS_PER_ID * ids
+    short = dim <= SHORT_ROW and rows * dim <= ELEMENTS_PER_ID * ids
     return (short or rows * dim <= 2 * SMALL_ELEMENTS) and ours is not None and ours.moves_idle_rows(weight)
 
 
@@ -257,8 +257,8 @@ class AutoChoice:
                 "step"
             )
         return (
-            f"the table has no more than {ROWS_PER_ID} rows for each id of a lookup, of at most {SHORT_ROW} elements, "
-            f"and {optimizer} moves all rows at every step"
+            f"the table has no more than {ELEMENTS_PER_ID} elements for each id of a lookup, in rows of at most "
+            f"{SHORT_ROW}, and {optimizer} moves all rows at every step"
         )
 
 
