@@ -334,9 +334,11 @@ def refused(state, message, optimizer=optim.RowWiseAdagrad, error=ValueError, **
     model, weight = small()
     before = weight.detach().clone()
     its = None if optimizer is None else optimizer(model.parameters())
+    states = None if its is None else dict(its.state.get(weight, {}))
     with pytest.raises(error, match=message):
         load_tables(state, model, optimizer=its, **options)
-    assert torch.equal(weight, before) and (its is None or not its.state.get(weight))
+    assert torch.equal(weight, before)
+    assert states is None or all(x is states[name] and not x.any() for name, x in its.state[weight].items())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ KEYS = torch.tensor([7, 2**40, -3, 11, 12])
 VALUES = torch.arange(10.0).view(5, 2)
 
 
-def grown(optimizer=None, name="items"):
+def grown(optimizer=None, name="goods"):
     table = nn.EmbeddingVariable(2, name=name)
     model = torch.nn.ModuleDict({name: table})
     return model, table, None if optimizer is None else optimizer(model.parameters())
@@ -40,14 +40,14 @@ def dynamicemb(folder, kind="exact_sgd", states=None, name="opt_values", ranks=2
     """Write what ``DynamicEmbDump`` writes of a table of some ranks, in the folder of its collection."""
     inside = folder / "model.ebc"
     inside.mkdir(parents=True)
-    (inside / "items_opt_args.json").write_text(json.dumps({"opt_type": kind, "lr": 0.1, **about}))
+    (inside / "goods_opt_args.json").write_text(json.dumps({"opt_type": kind, "lr": 0.1, **about}))
     for rank, some in enumerate(torch.arange(5).split(3 if ranks == 2 else 5)):
         end = f"rank_{rank}.world_size_{ranks}"
-        write(inside / f"items_emb_keys.{end}", KEYS[some])
-        write(inside / f"items_emb_values.{end}", VALUES[some])
-        write(inside / f"items_emb_scores.{end}", KEYS[some] * 0 + 4 + rank)
+        write(inside / f"goods_emb_keys.{end}", KEYS[some])
+        write(inside / f"goods_emb_values.{end}", VALUES[some])
+        write(inside / f"goods_emb_scores.{end}", KEYS[some] * 0 + 4 + rank)
         if states is not None:
-            write(inside / f"items_{name}.{end}", states[some])
+            write(inside / f"goods_{name}.{end}", states[some])
     return folder
 
 
@@ -57,9 +57,9 @@ def test_dynamicemb(tmp_path, ranks):
     moves = load_tables(dynamicemb(tmp_path, evict_strategy="EvictStrategy.KLfu", ranks=ranks), model)
     of_first = 5 if ranks == 1 else 3
     assert [str(x).replace(f".rank_0.world_size_{ranks}", "") for x in moves[:3]] == [
-        f"model.ebc.items_emb_keys -> keys of items.weight  [{of_first}] int64",
-        f"model.ebc.items_emb_values -> values of items.weight  [{of_first}, 2] float32",
-        f"model.ebc.items_emb_scores -> freqs of items.weight  [{of_first}] int64",
+        f"model.ebc.goods_emb_keys -> keys of goods.weight  [{of_first}] int64",
+        f"model.ebc.goods_emb_values -> values of goods.weight  [{of_first}, 2] float32",
+        f"model.ebc.goods_emb_scores -> freqs of goods.weight  [{of_first}] int64",
     ]
     assert table.total_count() == 5 and torch.equal(rows_of(table), VALUES)
     keys, _, frequencies, *_ = table.export()
@@ -77,7 +77,7 @@ def test_states_of_dynamicemb(tmp_path, name):
     assert step == 6 and torch.equal(states["exp_avg"], m) and torch.equal(states["exp_avg_sq"], v)
     path = dynamicemb(tmp_path / "adagrad", "exact_adagrad", m, name)
     model, table, optimizer = grown(optim.Adagrad)
-    load_tables(path, model, {"items": "model.ebc.items"}, optimizer=optimizer)
+    load_tables(path, model, {"goods": "model.ebc.goods"}, optimizer=optimizer)
     assert torch.equal(states_of(table, optimizer)[0]["sum"], m)
     for width in (1, 4):  # of older dumps the others have no meaning
         path = dynamicemb(tmp_path / f"{width}", "exact_row_wise_adagrad", torch.arange(5.0 * width).view(5, -1), name)
@@ -107,17 +107,17 @@ def test_what_is_refused_of_dynamicemb(tmp_path, optimizer, options, message):
 def test_files_of_dynamicemb_that_do_not_fit(tmp_path):
     model, table, _ = grown()
     path = dynamicemb(tmp_path / "dump")
-    with pytest.raises(ValueError, match="has tables that grow, 'model.ebc.items', which 'items.weight' is not"):
-        load_tables(path, torch.nn.ModuleDict({"items": nn.Embedding(5, 2)}))
+    with pytest.raises(ValueError, match="has tables that grow, 'model.ebc.goods', which 'goods.weight' is not"):
+        load_tables(path, torch.nn.ModuleDict({"goods": nn.Embedding(5, 2)}))
     inside = path / "model.ebc"
-    write(inside / "items_emb_values.rank_1.world_size_2", VALUES)
+    write(inside / "goods_emb_values.rank_1.world_size_2", VALUES)
     with pytest.raises(ValueError, match=r"values.rank_1.world_size_2 must have \[2, 2\] numbers .* 16 bytes, got 40"):
         load_tables(path, model)
-    (inside / "items_emb_values.rank_1.world_size_2").unlink()
-    with pytest.raises(FileNotFoundError, match="items_emb_values.rank_1.world_size_2 is missing"):
+    (inside / "goods_emb_values.rank_1.world_size_2").unlink()
+    with pytest.raises(FileNotFoundError, match="goods_emb_values.rank_1.world_size_2 is missing"):
         load_tables(path, model)
-    (inside / "items_emb_keys.rank_1.world_size_2").unlink()
-    with pytest.raises(ValueError, match=r"table 'items' must have files of ranks 0 to 1, got \[0\]"):
+    (inside / "goods_emb_keys.rank_1.world_size_2").unlink()
+    with pytest.raises(ValueError, match=r"table 'goods' must have files of ranks 0 to 1, got \[0\]"):
         load_tables(path, model)
     assert table.total_count() == 0
 
@@ -125,7 +125,7 @@ def test_files_of_dynamicemb_that_do_not_fit(tmp_path):
 # ---- SOK ------------------------------------------------------------------------------------------------------------
 
 
-def sok(folder, name="items", keys=KEYS, values=VALUES, key_dtype=1, slots=None, scope="Adagrad"):
+def sok(folder, name="goods", keys=KEYS, values=VALUES, key_dtype=1, slots=None, scope="Adagrad"):
     """Write what ``sok.dump`` writes of a variable: a head of 296 bytes, then numbers."""
     folder.mkdir(exist_ok=True)
     for mark in string.punctuation:
@@ -146,12 +146,12 @@ def test_sok(tmp_path):
     model, table, optimizer = grown(optim.Adagrad)
     path = sok(tmp_path, slots={"accumulator": VALUES + 100})
     moves = load_tables(path, model, optimizer=optimizer)
-    assert [x.source for x in moves] == ["items-key", "items-weight", "items-Adagrad-accumulator"]
+    assert [x.source for x in moves] == ["goods-key", "goods-weight", "goods-Adagrad-accumulator"]
     assert torch.equal(rows_of(table), VALUES)
     assert torch.equal(states_of(table, optimizer)[0]["sum"], VALUES + 100)
     small = torch.arange(5, dtype=torch.int32)
     model, table, _ = grown(name="others")
-    load_tables(sok(tmp_path, "a/items:0", small, key_dtype=0), model, {"others": "a_items_0"})
+    load_tables(sok(tmp_path, "a/goods:0", small, key_dtype=0), model, {"others": "a_goods_0"})
     assert torch.equal(rows_of(table, small.long()), VALUES)
 
 
@@ -167,10 +167,10 @@ def test_steps_of_adam_are_not_in_a_dump_of_sok(tmp_path):
 
 def test_what_is_refused_of_sok(tmp_path):
     model, table, optimizer = grown(optim.Adagrad)
-    with pytest.raises(ValueError, match="'items' must have the slots of Adagrad, one of Adam, .*; it has none"):
+    with pytest.raises(ValueError, match="'goods' must have the slots of Adagrad, one of Adam, .*; it has none"):
         load_tables(sok(tmp_path), model, optimizer=optimizer)
     with pytest.raises(ValueError, match="of kind 0 and a dtype that this reads, got kind 0 and dtype 2"):
         load_tables(sok(tmp_path, key_dtype=2), model)
-    with pytest.raises(ValueError, match=r"items-weight must have \[5, 2\] numbers of torch.float32, 336 bytes, got"):
+    with pytest.raises(ValueError, match=r"goods-weight must have \[5, 2\] numbers of torch.float32, 336 bytes, got"):
         load_tables(sok(tmp_path, values=VALUES[:4]), model)
     assert table.total_count() == 0
