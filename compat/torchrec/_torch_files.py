@@ -196,7 +196,8 @@ def _stored_bytes(
             f"{path} must have the bytes {begin} to {begin + length} of {name!r}, but ends at {len(content)}"
         )
     try:
-        with Window(path, begin, length) as window:
+        with Window(path, begin, length) as opened:
+            window: Any = opened
             archive = zipfile.ZipFile(window)
             data = [member for member in archive.infolist() if re.fullmatch(r"[^/]+/data/\d+", member.filename)]
             starts = [begin + stored_begin(window, member) for member in data]
@@ -220,6 +221,6 @@ def _stored_bytes(
         raise ValueError(f"{path} is damaged, or of another kind than torch.save: {name!r}: {error}") from error
     found = content[starts[0] : starts[0] + size]
     # torch.serialization.set_crc32_options(False) leaves 0.
-    if data[0].CRC not in (0, zlib.crc32(found.numpy())):
+    if data[0].CRC not in (0, zlib.crc32(found.numpy().data)):
         raise ValueError(f"{path} is damaged: {name!r} must have the CRC {data[0].CRC:#010x} there")
     return found

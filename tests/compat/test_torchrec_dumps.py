@@ -62,9 +62,9 @@ def test_dynamicemb(tmp_path, ranks):
         f"model.ebc.goods_emb_scores -> freqs of goods.weight  [{of_first}] int64",
     ]
     assert table.total_count() == 5 and torch.equal(rows_of(table), VALUES)
-    keys, _, frequencies, *_ = table.export()
+    found = table.export()
     wanted = dict(zip(KEYS.tolist(), [4, 4, 4, 5, 5] if ranks == 2 else [4] * 5, strict=True))
-    assert dict(zip(keys.tolist(), frequencies.tolist(), strict=True)) == wanted
+    assert dict(zip(found.keys.tolist(), found.frequencies.tolist(), strict=True)) == wanted
 
 
 @pytest.mark.parametrize("name", ["opt_values", "emb_opt_values"])

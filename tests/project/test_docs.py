@@ -30,7 +30,7 @@ def name_of(document: Path) -> str:
 
 def examples(document: Path) -> list[tuple[str, str]]:
     """Each ```python block that is followed by a ```text block: the program and its output."""
-    blocks = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"```python\n((?:(?!```).)*)```\s*```text\n(.*?)```", document.read_text(), flags=re.DOTALL)
     return [(program, output) for program, output in blocks]
 
 
