@@ -90,12 +90,12 @@ def copy_kept(piece: Piece, out: Tensor, kept: Kept | None) -> None:
         ids = kept.ids_of(kept.box._replace(places=(begin, end)))
         where = ((ids >= rows.start) & (ids < rows.stop)).nonzero().squeeze(1)
         values = _elements(piece, ids[where] - rows.start)[:, of].to(part.device, part.dtype)
-        part[(where + begin * blocks).to(part.device), to] = values
+        part[:, to].index_copy_(0, (where + begin * blocks).to(part.device), values)
 
 
 def _elements(piece: Piece, rows: Tensor | slice) -> Tensor:
     """Return a copy of some rows of a piece, ``[N, width]``; the bytes of the piece need not be aligned."""
     width = piece.shape[1] if len(piece.shape) > 1 else 1
     by_row = piece.bytes.view(piece.shape[0], width * piece.dtype.itemsize)
-    some = by_row[rows] if isinstance(rows, Tensor) else by_row[rows].clone(memory_format=torch.contiguous_format)
+    some = by_row.index_select(0, rows) if isinstance(rows, Tensor) else by_row[rows].clone()
     return some.view(piece.dtype)
