@@ -122,11 +122,11 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/auto.py",
         "bound",
-        "    return rows <= SMALL_TABLE or",
-        "    return rows < SMALL_TABLE or",
+        "    if rows <= SMALL_TABLE:",
+        "    if rows < SMALL_TABLE:",
         "nn",
     ),
-    Mutation("torchsparse_rec/nn/auto.py", "bound", "if rows <= ids or is_small", "if rows < ids or is_small", "nn"),
+    Mutation("torchsparse_rec/nn/auto.py", "bound", "    if rows <= ids:", "    if rows < ids:", "nn"),
     Mutation(
         "torchsparse_rec/nn/_fused.py",
         "stale",

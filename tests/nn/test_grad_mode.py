@@ -174,11 +174,11 @@ def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
 @pytest.mark.parametrize(
     ("optimizer", "dim", "rows", "want"),
     [
-        (optim.Adam, 16, 64_000, "dense"),
-        (optim.Adam, 16, 64_001, "sparse"),
-        (optim.Adam, 17, 60_000, "sparse"),
-        (optim.Adam, 4, 256_000, "dense"),
-        (optim.Adam, 1, 1_024_001, "sparse"),
+        (optim.Adam, 16, 128_000, "dense"),
+        (optim.Adam, 16, 128_001, "sparse"),
+        (optim.Adam, 17, 64_000, "sparse"),
+        (optim.Adam, 4, 512_000, "dense"),
+        (optim.Adam, 1, 2_048_001, "sparse"),
         (optim.Adagrad, 16, 64_000, "sparse"),
         (functools.partial(optim.Adam, lazy=True), 16, 64_000, "sparse"),
         (functools.partial(optim.SGD, momentum=0.9), 8, 64_000, "dense"),
@@ -188,22 +188,37 @@ def test_the_rule_counts_short_rows_of_optimizers_that_move_them_all(optimizer, 
     module, _ = auto((rows, dim), optimizer, ids=8000)
     text = module.explain()
     assert f"-> {want}" in text
-    assert ("no more than 128 elements for each id" in text) == (want == "dense")
+    assert ("no more than 256 elements for each id" in text) == (want == "dense")
 
 
 @pytest.mark.parametrize(
     ("optimizer", "rows", "want", "why"),
     [
-        (optim.Adagrad, 2048, "dense", "or 131,072 elements, trains fastest"),
+        (optim.Adagrad, 2048, "dense", "or 65,536 elements, trains fastest"),
         (optim.Adagrad, 2049, "sparse", "more rows than"),
-        (optim.Adam, 2048, "dense", "or 131,072 elements, trains fastest"),
-        (optim.Adam, 4096, "dense", "no more than 262,144 elements, and Adam moves all rows"),
-        (optim.Adam, 4097, "sparse", "more rows than"),
-        (functools.partial(optim.Adam, lazy=True), 4096, "sparse", "more rows than"),
+        (optim.Adam, 2048, "dense", "or 65,536 elements, trains fastest"),
+        (optim.Adam, 2049, "sparse", "more rows than"),
     ],
 )
 def test_the_rule_counts_elements_of_small_tables(optimizer, rows, want, why):
-    module, _ = auto((rows, 64), optimizer, ids=10)
+    module, _ = auto((rows, 32), optimizer, ids=10)
+    text = module.explain()
+    assert f"-> {want}" in text and why in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("dim", "rows", "ids", "in_backward", "want", "why"),
+    [
+        (256, 500, 500, True, "fused", "rows of 256 elements or more faster than it writes their gradient"),
+        (256, 500, 499, True, "dense", "at most 1,000 rows"),
+        (256, 256, 500, True, "dense", "or 65,536 elements"),
+        (256, 2000, 2000, True, "fused", "rows of 256 elements or more faster than it writes their gradient"),
+        (256, 2000, 2000, False, "dense", "no more rows than"),
+        (255, 2000, 2000, True, "dense", "no more rows than"),
+    ],
+)
+def test_backward_updates_long_rows_however_many_ids_there_are(dim, rows, ids, in_backward, want, why):
+    module, _ = auto((rows, dim), functools.partial(optim.Adam, in_backward=in_backward), ids=ids)
     text = module.explain()
     assert f"-> {want}" in text and why in text.splitlines()[-1]
 

@@ -21,12 +21,13 @@ __all__ = ["AutoChoice", "choose"]
 
 # Training lookups after which the estimate of ids per lookup no longer changes.
 FREEZE_AFTER = 100
-# A step on so few rows, or so few elements, costs what its calls cost, of which dense gradients need the fewest. Of an
-# optimizer that moves all rows, steps by rows cost more, and the number of elements is twice as large.
-SMALL_TABLE, SMALL_ELEMENTS = 1000, 1 << 17
+# A step on so few rows, or so few elements, costs what its calls cost, of which dense gradients need the fewest.
+SMALL_TABLE, SMALL_ELEMENTS = 1000, 1 << 16
 # Under an optimizer that moves all rows, a sparse step first flushes the rows of its ids. Where rows are as short as
 # this, that costs each id as much as stepping so many elements one after the other.
-SHORT_ROW, ELEMENTS_PER_ID = 16, 128
+SHORT_ROW, ELEMENTS_PER_ID = 16, 256
+# Where rows are as long as this, backward updates a whole table faster than it writes a gradient that a step reads.
+LONG_ROW = 256
 # The ids of a lookup, where the choice must not depend on lookups.
 _SETTLED_IDS = 4096
 
@@ -34,17 +35,21 @@ _SETTLED_IDS = 4096
 def is_small(weight: Tensor) -> bool:
     """Say whether a table is so small that a dense gradient is fastest, however many ids a lookup has."""
     rows, dim = weight.shape
-    return rows <= SMALL_TABLE or rows * dim <= SMALL_ELEMENTS
+    return rows * dim <= SMALL_ELEMENTS or (rows <= SMALL_TABLE and dim < LONG_ROW)
 
 
-def is_dense(weight: Tensor, ids: float) -> bool:
+def is_dense(weight: Tensor, ids: float, may_fuse: Callable[[Tensor], bool]) -> bool:
     """Say whether a table with so many ids a lookup trains fastest with a dense gradient."""
     rows, dim = weight.shape
-    if rows <= ids or is_small(weight):
+    if is_small(weight):
+        return True
+    if rows <= ids:
+        return dim < LONG_ROW or not may_fuse(weight)
+    if rows <= SMALL_TABLE:
         return True
     ours = table_of(weight).optimizer
     short = dim <= SHORT_ROW and rows * dim <= ELEMENTS_PER_ID * ids
-    return (short or rows * dim <= 2 * SMALL_ELEMENTS) and ours is not None and ours.moves_idle_rows(weight)
+    return short and ours is not None and ours.moves_idle_rows(weight)
 
 
 # ---- Which optimizers take sparse gradients exactly ------------------------------------------------------------------
@@ -181,7 +186,7 @@ class AutoChoice:
         if not self.settled:
             ours = table_of(weight).optimizer
             dense = self.obstacle(weight) is not None or (ours is not None and ours.is_of_zero)
-            self.mode = "dense" if dense or is_dense(weight, _SETTLED_IDS) else "sparse"
+            self.mode = "dense" if dense or is_dense(weight, _SETTLED_IDS, lambda _: False) else "sparse"
             self.settled = True
         return self.mode
 
@@ -198,9 +203,12 @@ class AutoChoice:
         if self.announced is not None and self.optimizer(weight) == "torch.SparseAdam":
             return "dense" if self.obstacle(weight) is not None else "sparse"
         # Sizes come first: they cost less than to ask the optimizer, and decide for most tables.
-        if not self.lookups or is_dense(weight, self.ids / self.lookups) or self.obstacle(weight) is not None:
+        if not self.lookups or self._is_dense(weight) or self.obstacle(weight) is not None:
             return "dense"
         return "fused" if self.may_fuse(weight) else "sparse"
+
+    def _is_dense(self, weight: Tensor) -> bool:
+        return is_dense(weight, self.ids / self.lookups, self.may_fuse)
 
     def joins(self, weight: Tensor) -> bool:
         """Say whether backward may update the table although a dense gradient is best for it alone."""
@@ -239,23 +247,20 @@ class AutoChoice:
             return "SparseAdam takes sparse gradients only"
         if not self.lookups:
             return "nothing is known of the lookups yet"
-        if self.mode == "fused" and is_dense(weight, self.ids / self.lookups):
+        ids = self.ids / self.lookups
+        if not self._is_dense(weight):
+            if weight.shape[0] > ids:
+                return "the table has more rows than a lookup has ids"
+            return f"backward updates rows of {LONG_ROW} elements or more faster than it writes their gradient"
+        if self.mode == "fused":
             return "backward updates a larger table of the collection, and one lookup of both costs less than two"
-        if weight.shape[0] <= SMALL_TABLE or weight.numel() <= SMALL_ELEMENTS:
+        if weight.shape[0] <= SMALL_TABLE or is_small(weight):
             return (
                 f"a table of at most {SMALL_TABLE:,} rows, or {SMALL_ELEMENTS:,} elements, trains fastest with a dense "
                 "gradient"
             )
-        ids = self.ids / self.lookups
-        if not is_dense(weight, ids):
-            return "the table has more rows than a lookup has ids"
         if weight.shape[0] <= ids:
             return "the table has no more rows than a lookup has ids"
-        if weight.numel() <= 2 * SMALL_ELEMENTS:
-            return (
-                f"the table has no more than {2 * SMALL_ELEMENTS:,} elements, and {optimizer} moves all rows at every "
-                "step"
-            )
         return (
             f"the table has no more than {ELEMENTS_PER_ID} elements for each id of a lookup, in rows of at most "
             f"{SHORT_ROW}, and {optimizer} moves all rows at every step"
