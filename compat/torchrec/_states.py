@@ -20,10 +20,7 @@ __all__ = ["bare", "find_states", "states_by_variable"]
 # What wraps a model, with names that parameters may have or not.
 _WRAPPERS = ("model", "module", "_dmp_wrapped_module", "_orig_mod")
 # FBGEMM's fused optimizers that have one of these as their counterpart. Of all others torch's names are known.
-_FUSED = (
-    *(optim.Adam, optim.AdamW, optim.Adagrad, optim.RowWiseAdagrad, optim.PartialRowWiseAdam),
-    *(optim.LAMB, optim.SGD),
-)
+_FUSED = (optim.Adam, optim.AdamW, optim.Adagrad, optim.RowWiseAdagrad, optim.PartialRowWiseAdam, optim.LAMB)
 _STEPS = ("step", "iter")
 
 
