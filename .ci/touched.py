@@ -50,7 +50,7 @@ _ROOMS = {
 }
 # Families of operators. The names of a family's files begin with the family's name.
 _FAMILIES = (
-    *("bucketize", "embedding", "embedding_collection", "hash", "record", "row_optimizer", "row_update"),
+    *("bucketize", "embedding", "embedding_collection", "hash", "quantized", "record", "row_optimizer", "row_update"),
     *("route", "segment", "sparse_segment", "sparse_tensor", "table", "unique", "unique_rows"),
 )
 _OPERATORS = ("csrc/", "torchsparse_rec/ops/")

@@ -46,7 +46,8 @@ PACKAGES = [
     *("torchsparse_rec.initializers", "torchsparse_rec.optim", "torchsparse_rec.jagged", "torchsparse_rec.features"),
     *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed", "torchsparse_rec.serving"),
     *("torchsparse_rec.keras", "torchsparse_rec.keras.optimizers"),
-    *("torchsparse_rec.compat.tensorflow", "torchsparse_rec.compat.keras", "torchsparse_rec.compat.converters"),
+    *("torchsparse_rec.compat.tensorflow", "torchsparse_rec.compat.torchrec", "torchsparse_rec.compat.keras"),
+    "torchsparse_rec.compat.converters",
 ]
 NAVIGATION = {
     "Tutorials": [
