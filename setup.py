@@ -23,16 +23,20 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from setuptools import find_packages, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.errors import PlatformError
+import setuptools
 
+# Without build isolation nobody else looks.
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    sys.exit(f"error: the build needs setuptools 77 or later, got {setuptools.__version__}: pip install -U setuptools")
 try:
     import torch
 except ImportError:
     sys.exit("error: the build needs torch 2.10 or later: install the one that torchsparse_rec is to run with")
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
     sys.exit(f"error: the build needs torch 2.10 or later, got {torch.__version__}")
+from setuptools import find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.errors import PlatformError
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 

@@ -126,22 +126,28 @@ def test_without_nvcc(setting):
         assert found.returncode == 0, found.stderr
 
 
-OTHER_TORCH = """
-import runpy, sys, types
-sys.modules["torch"] = torch = types.ModuleType("torch") if len(sys.argv) > 1 else None
+OTHER_PACKAGES = """
+import runpy, sys, types, setuptools
+torch, setuptools.__version__ = sys.argv[1:]
+sys.modules["torch"] = types.ModuleType("torch") if torch else None
 if torch:
-    torch.__version__ = sys.argv[1]
+    sys.modules["torch"].__version__ = torch
 sys.argv = ["setup.py", "--version"]
 runpy.run_path("setup.py", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("version", [[], ["2.9.1+cu128"]])
-def test_without_a_torch_that_will_do(version):
-    found = run("-c", OTHER_TORCH, *version)
-    why = f"got {version[0]}" if version else "install the one that torchsparse_rec is to run with"
-    assert found.returncode != 0
-    assert re.fullmatch(r"error: the build needs torch 2\.10 or later[:,] (.*)\n", found.stderr)[1] == why
+@pytest.mark.parametrize(
+    ("torch_version", "setuptools_version", "why"),
+    [
+        ("", "77.0.3", "torch 2.10 or later: install the one that torchsparse_rec is to run with"),
+        ("2.9.1+cu128", "77.0.3", "torch 2.10 or later, got 2.9.1+cu128"),
+        ("2.10.0", "65.5.0", "setuptools 77 or later, got 65.5.0: pip install -U setuptools"),
+    ],
+)
+def test_without_what_the_build_needs(torch_version, setuptools_version, why):
+    found = run("-c", OTHER_PACKAGES, torch_version, setuptools_version)
+    assert (found.returncode, found.stderr) == (1, f"error: the build needs {why}\n")
 
 
 def test_without_a_compiler(tmp_path):
@@ -355,7 +361,7 @@ def test_the_cuda_kernels_in_a_wheel_of_their_own(wheel, tmp_path):
     loaded(".ci/make_wheel.py").pack_cuda(library, folder)
     (packed,) = folder.glob("*.whl")
     version = wheel.name.split("-")[1]
-    assert re.fullmatch(rf"torchsparse_rec_cuda-{version}-py3-none-manylinux_\w+\.whl", packed.name), packed.name
+    assert re.fullmatch(rf"torchsparse_rec_cuda-{version}-py3-none-manylinux[\w.]+\.whl", packed.name), packed.name
     with zipfile.ZipFile(packed) as archive:
         described = f"torchsparse_rec_cuda-{version}.dist-info"
         assert f"\nRequires-Dist: torchsparse_rec=={version}\n" in archive.read(f"{described}/METADATA").decode()
