@@ -87,7 +87,7 @@ def test_import_and_a_lookup_load_no_compiler():
 def test_missing_library_says_how_to_build(tmp_path):
     copy = tmp_path / "torchsparse_rec"
     copy.mkdir()
-    for name in ("__init__.py", "_library.py", "_torch.py"):
+    for name in ("__init__.py", "_library.py", "_torch.py", "_version.py"):
         (copy / name).write_text((ROOT / "torchsparse_rec" / name).read_text())
     (copy / "__init__.py").write_text("from . import _library\n")
     found = run("-c", "import torchsparse_rec", cwd=tmp_path, PYTHONPATH=str(tmp_path))
@@ -308,6 +308,11 @@ def test_the_library_shows_nothing_of_the_c_library():
 # ---- The wheel ------------------------------------------------------------------------------------------------------
 
 
+def files_of(wheel: Path) -> list[str]:
+    """Return the names of the files in a wheel, without its folders."""
+    return [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """Build the wheel as `make wheel` does. Objects that are up to date are linked, not compiled again."""
@@ -332,7 +337,7 @@ def test_wheel_is_small(wheel):
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
+    names = files_of(wheel)
     inside = {name.removeprefix("torchsparse_rec/") for name in names if ".dist-info/" not in name}
     assert {"_C.so", "py.typed", "compat/__init__.py", "compat/PARITY.md", "examples/ncf/__main__.py"} <= inside
     here = {p.relative_to(ROOT / "torchsparse_rec").as_posix() for p in (ROOT / "torchsparse_rec").rglob("*.py")}
@@ -366,7 +371,7 @@ def test_the_cuda_kernels_in_a_wheel_of_their_own(wheel, tmp_path):
         described = f"torchsparse_rec_cuda-{version}.dist-info"
         assert f"\nRequires-Dist: torchsparse_rec=={version}\n" in archive.read(f"{described}/METADATA").decode()
         names = {"torchsparse_rec_cuda/__init__.py", "torchsparse_rec_cuda/_C_cuda.so"}
-        assert {name for name in archive.namelist() if not name.startswith(f"{described}/")} == names
+        assert {name for name in files_of(packed) if not name.startswith(f"{described}/")} == names
         archive.extractall(tmp_path / "there")
     zipfile.ZipFile(wheel).extractall(tmp_path / "there")
     program = "from torchsparse_rec import _library; print(*_library._cuda_library())"
