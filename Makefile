@@ -11,6 +11,7 @@
 # MINUTES=9.7                for gpu: the time for everything
 # UNTIL=seconds since 1970    for test and sanitize: then no slow test begins, and under sanitizers only a sample
 # TORCH=2.11.0               for test-torch: which
+# DIST=folder                where `make wheel` leaves what it has built (default dist)
 
 PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))
 PYTHON ?= python3
@@ -21,6 +22,7 @@ FORMATTED_CPP = $(shell find csrc tests/emulation tests/ops/thread_sanitizer -na
 PYTEST := $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
+DIST ?= dist
 TORCH ?= 2.11.0
 KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
 PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
@@ -45,7 +47,7 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
 .PHONY: help ncf wide-deep dlrm distributed test test-full clients tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format \
-  bench docs gpu prebuilt test-torch requirements build clean FORCE
+  bench docs gpu prebuilt test-torch wheel wheel-environments requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -66,6 +68,8 @@ help:
 	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
 	@echo "make prebuilt   compile for an H100 or H200 what make gpu then need not"
 	@echo "make test-torch collect all tests and run some with another torch: TORCH=2.10.0"
+	@echo "make wheel      build the wheel to be handed on; with TORCHSPARSE_REC_CUDA=1 that of the CUDA kernels too"
+	@echo "make wheel-environments try the wheel in new environments, with each torch from 2.10 on"
 	@echo "make lint       check the code's form and types (make format mends the form)"
 	@echo "make build      make .venv with the libraries in it"
 	@echo "make clean      remove .venv and everything built"
@@ -187,7 +191,7 @@ $(BUILT): $(shell find csrc -type f) setup.py pyproject.toml $(VENV)/.requiremen
 	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
-$(VENV)/.examples $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+$(VENV)/.examples $(VENV)/.test $(VENV)/.docs $(VENV)/.wheel: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
 	$(PIP) install -q -r $<
 	@touch $@
 
@@ -228,6 +232,13 @@ test-torch: $(BUILT)
 	$$pytest --collect-only > $(OTHER)/collected.txt || { tail -50 $(OTHER)/collected.txt; exit 1; }; \
 	tail -1 $(OTHER)/collected.txt; \
 	$$pytest -n auto -m "representative and not slow" -k "not emulat" $(ARGS)
+
+wheel: $(BUILT) $(VENV)/.wheel
+	$(BIN)/python .ci/make_wheel.py $(DIST)
+
+# Of what is in DIST. Gigabytes are downloaded for each torch, and removed.
+wheel-environments:
+	$(PYTHON) .ci/wheel_environments.py $(DIST) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist docs/reference *.egg-info torchsparse_rec/*.so

@@ -13,6 +13,7 @@ CUDA_HOME                       the CUDA toolkit (default: that of nvcc on the P
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,20 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+import setuptools
+
+# Without build isolation nobody else looks.
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    sys.exit(f"error: the build needs setuptools 77 or later, got {setuptools.__version__}: pip install -U setuptools")
+try:
+    import torch
+except ImportError:
+    sys.exit("error: the build needs torch 2.10 or later: install the one that torchsparse_rec is to run with")
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+    sys.exit(f"error: the build needs torch 2.10 or later, got {torch.__version__}")
 from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.errors import PlatformError
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
@@ -224,6 +236,16 @@ def short_progress() -> Iterator[None]:
         os.close(terminal)
 
 
+def require_compiler() -> None:
+    """Raise an error of one line if there is no C++ compiler: setuptools tells it without a traceback."""
+    command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    if shutil.which(command[0]) is None:
+        raise PlatformError(
+            f"no C++ compiler: {command[0]} is not on the PATH. Install g++ 9 or later (Debian and Ubuntu: apt install"
+            " g++), or set CXX"
+        )
+
+
 def is_short(source: str) -> bool:
     """Say whether a file compiles in a few seconds: files compiled once per instruction set take the longest."""
     return "isa_foreach.h" not in Path(source).read_text()
@@ -235,9 +257,16 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
     def finalize_options(self) -> None:
         """Set the usual options, but not the temporary folder that pip would choose; sanitized libraries stay apart."""
         super().finalize_options()
+        # No header of Python's is used: none need be there, and another Python's build has the same objects.
+        self.include_dirs = []
         self.build_temp = "build/sanitized/temp" if SANITIZE else "build/temp"
         if SANITIZE:
             self.build_lib, self.inplace = "build/sanitized", False
+
+    def run(self) -> None:
+        """Look for the compiler before anything else is done."""
+        require_compiler()
+        super().run()
 
     def build_extensions(self) -> None:
         """Compile .cu files again when a header has changed: torch's ninja file only sees to it if torch has CUDA."""
@@ -269,6 +298,11 @@ class PortableWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         """Return the platform's tag, with those of Python and the ABI left open."""
         return "py3", "none", super().get_tag()[2]
+
+    def run(self) -> None:
+        """Look for the compiler first: else its error comes below the names of all files that were copied."""
+        require_compiler()
+        super().run()
 
 
 setup(

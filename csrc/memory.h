@@ -1,11 +1,14 @@
 // Large memory on the host: kept from one call to the next, and in huge pages where they are quick to come by.
 #pragma once
 #include <algorithm>
+#include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
+#include <string_view>
+#include <system_error>
 #include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -71,8 +74,8 @@ class KeptMemory {
   Block borrow(int64_t bytes) {
     if (bytes < kLeastKeptBytes || bytes > most_) return {};
     const int64_t size = rounded(bytes);
-    // A process forked while another thread held the lock finds it held for ever, and keeps nothing.
-    if (const std::unique_lock<std::mutex> hold(lock_, std::try_to_lock); hold.owns_lock()) {
+    // A process forked while another thread held them finds them held for ever, and keeps nothing.
+    if (const Hold hold(busy_); hold.is_held) {
       free_old();
       size_t best = idle_.size();
       for (size_t k = 0; k < idle_.size(); ++k) {
@@ -91,7 +94,7 @@ class KeptMemory {
   }
 
   void give_back(const Block& block) {
-    if (const std::unique_lock<std::mutex> hold(lock_, std::try_to_lock); hold.owns_lock()) {
+    if (const Hold hold(busy_); hold.is_held) {
       free_old();
       if (!scarce_ && block.bytes <= most_) {
         while (held_ + block.bytes > most_ || idle_.size() == kMostBlocks) unmap(remove(0));
@@ -109,6 +112,16 @@ class KeptMemory {
     Idle(const Block& block, Clock::time_point since_) : Block(block), since(since_) {}
     Clock::time_point since;
   };
+  // Whoever cannot have the members below at once goes on without them. Not a mutex: the pthread_mutex_trylock of glibc
+  // 2.34 is another than before.
+  struct Hold {
+    explicit Hold(std::atomic<bool>& busy_) : busy(busy_), is_held(!busy_.exchange(true, std::memory_order_acquire)) {}
+    ~Hold() {
+      if (is_held) busy.store(false, std::memory_order_release);
+    }
+    std::atomic<bool>& busy;
+    const bool is_held;
+  };
   static constexpr std::chrono::seconds kLongest{10}, kBetweenLooks{1};
   static constexpr size_t kMostBlocks = 256;
 
@@ -118,7 +131,9 @@ class KeptMemory {
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   static int64_t most_bytes() {
     if (const char* wish = std::getenv("TORCHSPARSE_REC_KEPT_MB")) {
-      return std::clamp<int64_t>(std::atoll(wish), 0, INT64_MAX >> 21) << 20;
+      int64_t megabytes = 0;
+      read_number(wish, "", megabytes);
+      return std::clamp<int64_t>(megabytes, 0, INT64_MAX >> 21) << 20;
     }
     return std::min<int64_t>(int64_t{256} << 20, sysconf(_SC_PHYS_PAGES) / 16 * sysconf(_SC_PAGESIZE));
   }
@@ -133,15 +148,23 @@ class KeptMemory {
 
   static void unmap(const Block& block) { munmap(block.memory, static_cast<size_t>(block.bytes)); }
 
+  // Reads the number after a name and blanks; false where a line has another name. Not by sscanf or strtoll: those of
+  // glibc 2.38 are others than before.
+  static bool read_number(std::string_view line, std::string_view name, int64_t& number) {
+    if (line.substr(0, name.size()) != name) return false;
+    const size_t begin = std::min(line.find_first_not_of(' ', name.size()), line.size());
+    return std::from_chars(line.data() + begin, line.data() + line.size(), number).ec == std::errc();
+  }
+
   // Whether the machine has little memory to spare.
   static bool is_scarce() {
     std::FILE* file = std::fopen("/proc/meminfo", "r");
     if (file == nullptr) return false;
     char line[128];
-    long long all = 0, available = 1;
+    int64_t all = 0, available = 1;
     while (std::fgets(line, sizeof(line), file) != nullptr) {
-      std::sscanf(line, "MemTotal: %lld", &all);
-      if (std::sscanf(line, "MemAvailable: %lld", &available) == 1) break;
+      read_number(line, "MemTotal:", all);
+      if (read_number(line, "MemAvailable:", available)) break;
     }
     std::fclose(file);
     return available < all / 8;
@@ -177,7 +200,7 @@ class KeptMemory {
   }
 
   const int64_t most_ = most_bytes();
-  std::mutex lock_;
+  std::atomic<bool> busy_{false};
   std::vector<Idle> idle_;  // the oldest first
   int64_t held_ = 0;
   Clock::time_point looked_{};

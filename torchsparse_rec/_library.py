@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.util
 import mmap
 import os
 import platform
@@ -47,13 +49,25 @@ def _too_old(driver: int, toolkit: int | None) -> str | None:
     )
 
 
-def _load_cuda(library: Path) -> str:
-    """Load ``_C_cuda.so`` if this machine can run it; return in words what became of it."""
+def _cuda_library() -> tuple[Path, str]:
+    """Return ``_C_cuda.so`` and its version: the one built beside ``_C.so``, or the package torchsparse_rec_cuda's."""
+    library = _FOLDER / "_C_cuda.so"
+    if library.exists() or importlib.util.find_spec("torchsparse_rec_cuda") is None:
+        return library, __version__
+    package = importlib.import_module("torchsparse_rec_cuda")
+    return Path(package.__path__[0], library.name), package.__version__
+
+
+def _load_cuda(library: Path, version: str = __version__) -> str:
+    """Load ``_C_cuda.so`` if it is of this version and the machine can run it; return in words what became of it."""
     if not library.exists():
         return "not built"
     if torch.version.cuda is None:
         return "built, not loaded: this torch has no CUDA"
     problem = _too_old(_driver(), _toolkit_of(library))
+    if version != __version__:
+        # Its kernels would be called with the arguments of other operators.
+        problem = f"it is of version {version}, not {__version__}: pip install torchsparse_rec_cuda=={__version__}"
     if problem is None:
         try:
             torch.ops.load_library(str(library))
@@ -73,7 +87,7 @@ def _load() -> str:
             f"torchsparse_rec is not built: {library} is missing. Build it with `pip install -e .` in the source folder"
         )
     torch.ops.load_library(str(library))
-    return _load_cuda(_FOLDER / "_C_cuda.so")
+    return _load_cuda(*_cuda_library())
 
 
 _CUDA_LIBRARY = _load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,38 @@ def test_without_the_library_or_cuda_nothing_is_loaded(library: Path, monkeypatc
     monkeypatch.setattr(torch.version, "cuda", None)
     assert _library._load_cuda(library) == "built, not loaded: this torch has no CUDA"
     assert loaded == []
+
+
+@pytest.mark.parametrize("version", [torchsparse_rec.__version__, "0.0.9"])
+def test_the_package_of_the_cuda_kernels(library: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load its library where none was built, if it is of this version: kernels of another may have other arguments."""
+    loaded = _with_cuda(monkeypatch, 13000)
+    package = library.parent / "torchsparse_rec_cuda"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    packed = library.rename(package / library.name)
+    monkeypatch.syspath_prepend(library.parent)
+    monkeypatch.setattr(_library, "_FOLDER", library.parent)
+    try:
+        found = _library._cuda_library()
+    finally:
+        sys.modules.pop("torchsparse_rec_cuda", None)
+    assert found == (packed, version)
+    if version == torchsparse_rec.__version__:
+        assert _library._load_cuda(*found) == "loaded"
+        assert loaded == [str(packed)]
+        return
+    with pytest.warns(UserWarning, match="runs on CPU only: .*it is of version 0.0.9") as caught:
+        _library._load_cuda(*found)
+    (warning,) = caught
+    told = str(warning.message)
+    assert told.endswith(f"pip install torchsparse_rec_cuda=={torchsparse_rec.__version__}") and "\n" not in told
+    assert loaded == []
+
+
+def test_a_library_that_was_built_here_comes_before_the_package(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "_FOLDER", library.parent)
+    assert _library._cuda_library() == (library, torchsparse_rec.__version__)
 
 
 @pytest.mark.skipif(not CUDA_LIBRARY.exists(), reason="the CUDA library is not built here")
