@@ -8,6 +8,25 @@ namespace {
 
 const uint8_t* bytes_of(const Tensor& weight) { return static_cast<const uint8_t*>(weight.data_ptr()); }
 
+// The loop for rows of a half type, whose sums are not rounded.
+template <class F, class R>
+void pool_halves(const PoolArguments<float, R>& a, const uint8_t* table) {
+  if constexpr (!kIsScaled<F>) {
+    PoolArguments<F, R> halves{reinterpret_cast<const F*>(table),
+                               a.dim,
+                               a.rows,
+                               a.weights,
+                               a.starts,
+                               a.divisors,
+                               a.bags,
+                               nullptr,
+                               /*stream=*/false};
+    halves.fetch_end = a.fetch_end;
+    halves.wide = a.out;
+    row_loops<F, R>().pool(halves);
+  }
+}
+
 // The offsets of the chosen bags, checked: [count + 1].
 Buffer<int64_t> chosen_offsets(const char* op, const Tensor& offsets, int64_t items, bool include_last_offset,
                                const ChosenBags& chosen) {
@@ -86,7 +105,9 @@ Tensor quantized_embedding_bag_cpu(const Tensor& weight_, const Tensor& indices_
       const Bags<float, I> pooled(indices.const_data_ptr<I>(), weights ? weights->const_data_ptr<float>() : nullptr,
                                   padding_idx, std::move(starts), chosen.count);
       const auto& loops = quantized_loops<F, R>();
-      const auto pool = chosen.reduction == Reduction::kMax ? loops.pool_max : loops.pool;
+      const auto pool = chosen.reduction == Reduction::kMax ? loops.pool_max
+                        : loops.pool != nullptr             ? loops.pool
+                                                            : pool_halves<F, R>;
       for_each_block(pooled, dim, weight.size(0), chosen.reduction, first_bad, first_nan,
                      [&](int64_t, int64_t b, PoolArguments<float, R> arguments, const BagScratch<float, R>&) {
                        arguments.out = out.mutable_data_ptr<float>() + b * dim;

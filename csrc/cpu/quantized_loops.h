@@ -11,6 +11,7 @@ template <class F, class R>
 struct QuantizedLoops {
   // out[i, :] = row rows[i], for i in [begin, end).
   void (*gather)(const uint8_t* table, int64_t dim, const R* rows, int64_t begin, int64_t end, float* out);
+  // Of rows with a scale alone: those of half types have RowLoops.
   void (*pool)(const PoolArguments<float, R>& arguments, const uint8_t* table);
   // Elementwise maximum: a NaN wins over all.
   void (*pool_max)(const PoolArguments<float, R>& arguments, const uint8_t* table);

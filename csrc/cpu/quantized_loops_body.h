@@ -117,12 +117,13 @@ static inline __attribute__((always_inline)) const uint8_t* row_at(const uint8_t
   return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(table) + offset);
 }
 
-// Fetches a whole row into the second-level cache: see row_loops_body.h. Its last byte, too, as a row seldom begins with
-// a cache line.
+// Fetches a whole row into the second-level cache: see row_loops_body.h. By its last byte, too, as a row seldom begins
+// with a cache line; the place before it may be as far away as rows of whole words allow.
 template <class F>
 static inline __attribute__((always_inline)) void fetch_row_bytes(const uint8_t* row, int64_t dim) {
   const int64_t bytes = bytes_of_row<F>(dim);
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+  __builtin_prefetch(row, 0, 2);
+  for (int64_t b = 64; b + 8 < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
   __builtin_prefetch(row + bytes - 1, 0, 2);
 }
 
@@ -144,17 +145,29 @@ static void gather(const uint8_t* table, int64_t dim, const R* rows, int64_t beg
 
 // Vectors that are summed in registers.
 static constexpr int kMostVectors = TSR_ISA_LEVEL == 0 ? 16 : 8;
+template <int kCount>
+using Tile = WholeColumns<float, kVectorBytes, kCount>;
 
-// Calls f with all columns, as for_columns does; of a constant number of whole vectors with as few as can be.
+// Calls f with all columns, as for_columns does, but with as few tiles as can be: each is another walk along the rows.
+// kDim: their number where it is a constant, else 0.
 template <int kDim, class F>
 static inline __attribute__((always_inline)) void for_tiles(int64_t dim, const F& f) {
-  if constexpr (kDim == 0) {
-    for_columns<float, kMostVectors>(0, dim, f);
-  } else {
-    constexpr int kLanes = VectorOf<float, kVectorBytes>::kLanes, kVectors = kDim / kLanes;
-    constexpr int kTile = kVectors < kMostVectors ? kVectors : kMostVectors;
-    for (int t = 0; t < kVectors; t += kTile) f(WholeColumns<float, kVectorBytes, kTile>{t * kLanes});
+  constexpr int kLanes = VectorOf<float, kVectorBytes>::kLanes;
+  if constexpr (kDim > 0) {
+    constexpr int kTile = std::min(kDim / kLanes, kMostVectors);
+    for (int64_t d = 0; d < kDim; d += kTile * kLanes) f(Tile<kTile>{d});
+    return;
   }
+  int64_t d = 0;
+  for (; d + kMostVectors * kLanes <= dim; d += kMostVectors * kLanes) f(Tile<kMostVectors>{d});
+  const int64_t vectors = (dim - d) / kLanes;
+  if constexpr (kMostVectors > 8) {
+    if (vectors & 8) f(Tile<8>{d}), d += 8 * kLanes;
+  }
+  if (vectors & 4) f(Tile<4>{d}), d += 4 * kLanes;
+  if (vectors & 2) f(Tile<2>{d}), d += 2 * kLanes;
+  if (vectors & 1) f(Tile<1>{d}), d += kLanes;
+  if (d < dim) rest_of_columns<float, (kVectorBytes > 32 ? 32 : kVectorBytes)>(0, d, dim, f);
 }
 
 template <class Columns, class R>
@@ -207,14 +220,13 @@ static inline __attribute__((always_inline)) void sum_part(const PoolArguments<f
   }
 }
 
-// All bags. kDim: the number of columns where it is a constant, else 0.
 template <class F, bool kWeighted, int kDim, class R>
 static __attribute__((noinline)) void pool_rows(const PoolArguments<float, R>& arguments, const uint8_t* table) {
   // A copy, so that the stores cannot alias it: that no function is given which is not inlined.
   const PoolArguments<float, R> a = arguments;
   const int64_t dim = kDim > 0 ? kDim : a.dim;
   const int64_t last = a.starts[a.bags] > a.fetch_end ? a.starts[a.bags] : a.fetch_end;
-  const int64_t most_ahead = kDim > 0 ? 32 : rows_ahead(dim * static_cast<int64_t>(sizeof(float)));
+  const int64_t most_ahead = std::min<int64_t>(rows_ahead(bytes_of_row<F>(dim)), 32);
   PartSums<kMostVectors * kVectorBytes / 4> parts;
   for (int64_t b = 0; b < a.bags; ++b) {
     const int64_t first = a.starts[b], end = a.starts[b + 1], row = b * dim;
@@ -248,7 +260,7 @@ static __attribute__((noinline)) void pool_rows(const PoolArguments<float, R>& a
 
 template <class F, bool kWeighted, class R>
 static void pool_any(const PoolArguments<float, R>& a, const uint8_t* table) {
-  if constexpr (kIsScaled<F>) {
+  if constexpr (std::is_same_v<F, Int8>) {
     if (a.dim == 16) return pool_rows<F, kWeighted, 16>(a, table);
     if (a.dim == 32) return pool_rows<F, kWeighted, 32>(a, table);
     if (a.dim == 64) return pool_rows<F, kWeighted, 64>(a, table);
@@ -272,7 +284,7 @@ template <class F, class R>
 static void pool_max(const PoolArguments<float, R>& a, const uint8_t* table) {
   for (int64_t b = 0; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1], row = b * a.dim;
-    for_columns<float, 4>(0, a.dim, [&](const auto& columns) __attribute__((always_inline)) {
+    for_columns<float, 1>(0, a.dim, [&](const auto& columns) __attribute__((always_inline)) {
       using V = typename std::decay_t<decltype(columns)>::V;
       constexpr int kCount = std::decay_t<decltype(columns)>::kCount;
       V best[kCount] = {};
@@ -289,4 +301,9 @@ static void pool_max(const PoolArguments<float, R>& a, const uint8_t* table) {
 }
 
 template <class F, class R>
-static const QuantizedLoops<F, R> kQuantizedLoops = {gather<F, R>, pool<F, R>, pool_max<F, R>};
+static constexpr QuantizedLoops<F, R> loops() {
+  if constexpr (kIsScaled<F>) return {gather<F, R>, pool<F, R>, pool_max<F, R>};
+  return {gather<F, R>, nullptr, pool_max<F, R>};
+}
+template <class F, class R>
+static const QuantizedLoops<F, R> kQuantizedLoops = loops<F, R>();

@@ -34,6 +34,7 @@ def table_of(dim: int, rows: int = 60, seed: int = 0) -> Tensor:
 # ---- Formats --------------------------------------------------------------------------------------------------------
 
 
+@cpu_only
 @pytest.mark.parametrize("rows", FORMATS)
 def test_the_bytes_are_torchs(rows: str) -> None:
     table = table_of(18)
@@ -81,8 +82,8 @@ def test_errors_are_within_the_bounds(rows: str) -> None:
         "float16": torch.maximum(exact.abs() * 2.0**-11, torch.full_like(exact, 2.0**-25)),
         "bfloat16": exact.abs() * 2.0**-8,
     }
-    used = (found - exact).abs() / bounds[rows]
-    assert 0.5 < float(used[3:].max()) <= 1 and float(used.max()) <= 1
+    error, bound = (found - exact).abs(), bounds[rows].expand_as(exact)
+    assert bool((error <= bound).all()) and bool((error > bound / 2).any())
 
 
 # ---- Lookups --------------------------------------------------------------------------------------------------------
@@ -127,6 +128,7 @@ TABLE = ops.quantize_rows(table_of(4, rows=3))
 IDS, OFFSETS = torch.tensor([2, 0]), torch.tensor([0, 2])
 
 
+@cpu_only
 @pytest.mark.parametrize(
     "weight, rows, text",
     [
@@ -139,7 +141,7 @@ IDS, OFFSETS = torch.tensor([2, 0]), torch.tensor([0, 2])
         (torch.tensor([[1.0], [torch.inf]]), "bfloat16", "rows='bfloat16' can hold, got a row 1 from inf to inf"),
         (torch.tensor([[-3e38, 3e38]]), "int8", "rows='int8' can hold, got a row 0 from -3e"),
         (torch.tensor([[0.0, 1e6], [0, 1e5]]), "int4", "rows='int4' can hold, got a row 0 from 0 to 1e"),
-        (torch.tensor([[-1e5, 1.0]]), "int4", "rows='int4' can hold, got a row 0 from -1e"),
+        (torch.tensor([[-1e5, 1.0]]), "int4", "rows='int4' can hold, got a row 0 from -100000 to 1"),
         (torch.tensor([[7e4, 1.0]]), "float16", "rows='float16' can hold, got a row 0 from 1 to 7"),
         (torch.tensor([[3.4e38, 1.0]]), "bfloat16", "rows='bfloat16' can hold, got a row 0 from 1 to 3.4e"),
     ],

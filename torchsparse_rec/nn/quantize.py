@@ -138,7 +138,7 @@ def _change(module: Any, rows: str) -> None:
         made: Any = QuantizedEmbeddingVariable(module, rows)
         module.__dict__.clear()
         module.__dict__.update(vars(made) | hooks)
-        module.__class__ = QuantizedEmbeddingVariable
+        module.__class__ = type(made)
     elif isinstance(module, Collection):
         _change_collection(module, rows)
     else:
@@ -170,7 +170,7 @@ def _change_collection(collection: Collection, rows: str) -> None:
             made.train(table.training)
         children._modules[name] = made
     collection._end_fused()
-    collection.__class__ = _QUANTIZED[type(collection)]
+    collection.__class__ = _QUANTIZED[type(collection)]  # type: ignore[assignment]
     growing = {k: x for k, x in enumerate(children._modules.values()) if isinstance(x, QuantizedEmbeddingVariable)}
     collection._growing = growing  # type: ignore[assignment]
     collection._plans = {}

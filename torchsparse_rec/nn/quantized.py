@@ -162,7 +162,7 @@ class QuantizedEmbeddingBag(QuantizedTable):
         _refuse_training(self, per_sample_weights)
         check_ids("QuantizedEmbeddingBag", input)
         check_shapes(input, offsets, per_sample_weights)
-        ids, starts, weights, include_last = self._bags(input, offsets, per_sample_weights)  # type: ignore[arg-type]
+        ids, starts, weights, include_last = self._bags(input, offsets, per_sample_weights)  # type: ignore[misc]
         options = (self._bits, POOLING[self.mode], padding_number(self.padding_idx), include_last)
         try:
             return _ops.quantized_embedding_bag.default(self.table, ids, starts, _as_weights(weights), *options)  # type: ignore[no-any-return]
@@ -195,7 +195,8 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         # A table has a row at least: that of unknown ids is read too, and not used.
         count, weight = max(len(exported.keys), 1), exported.values
         super().__init__(packed_rows(weight if len(weight) else weight.new_zeros(1, weight.shape[1]), rows), rows)
-        self.name, self.embedding_dim, self.key_dtype = variable.name, variable.embedding_dim, variable.key_dtype
+        self.name, self.embedding_dim = variable.name, variable.embedding_dim
+        self.key_dtype: torch.dtype = variable.key_dtype
         self.keys = KeyRows(self.name, count, device=weight.device)
         self.keys.insert(exported.keys)  # the k-th of them gets row k
         self.initial = copy.deepcopy(variable.initial)
@@ -209,7 +210,7 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         check_ids("QuantizedEmbeddingVariable", input)
         if input.is_nested:
             return _nested_like(input, self(input.values()))
-        return self.look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)  # type: ignore[arg-type]
+        return self.look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)  # type: ignore[misc]
 
     @torch.no_grad()
     def lookup(self, input: Tensor) -> Tensor:
@@ -303,23 +304,22 @@ def _looked_up(table: QuantizedTable, ids: Ids, key: int, mode: int, padding: in
     """Return one lookup of a collection: the rows of a feature's ids, pooled where they come in bags."""
     firsts = [0, *accumulate(ids.bags)]
     first, bags = firsts[key], ids.bags[key]
-    grows = isinstance(table, QuantizedEmbeddingVariable)
-    if not grows and ids.offsets is not None:
+    if not isinstance(table, QuantizedEmbeddingVariable) and ids.offsets is not None:
         rest = (table._bits, mode, padding, True, first, bags)
         rows = (table.table, ids.indices, ids.offsets, ids.per_sample_weights)
         return _ops.quantized_embedding_bag.default(*rows, *rest)  # type: ignore[no-any-return]
     # Where rows come in bags, those of keys are found first: an unknown key has none.
     begin = first if ids.offsets is None else sum(lengths[:key])
     chosen = ids.indices[begin : begin + (bags if ids.offsets is None else lengths[key])]
-    if grows:
+    if isinstance(table, QuantizedEmbeddingVariable):
         check_range("lookup: input", chosen, table.key_dtype)
         chosen = chosen.to(table.key_dtype)
     values = table.look_up(chosen)
     if ids.offsets is None:
         return values
     offsets = ids.offsets[first : first + bags + 1] - begin
-    weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin : begin + len(chosen)]
-    entries = torch.arange(len(chosen), device=chosen.device)
+    weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin : begin + chosen.shape[0]]
+    entries = torch.arange(chosen.shape[0], device=chosen.device)
     return lookup_bags(values, entries, offsets, weights, mode, padding, False, False)
 
 

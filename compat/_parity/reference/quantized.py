@@ -13,7 +13,7 @@ def decoded(weight: Tensor, bits: int) -> Tensor:
     if bits == 16:
         return weight.float()
     size, dtype = (8, torch.float32) if bits == 8 else (4, torch.float16)
-    numbers, ends = weight[:, :-size], weight[:, -size:].contiguous()
+    numbers, ends = weight[:, :-size], weight[:, -size:].clone(memory_format=torch.contiguous_format)
     if bits == 4:
         numbers = torch.stack([numbers & 15, numbers >> 4], 2).flatten(1)
     scale, bias = ends.view(dtype).float().split(1, 1)
