@@ -17,7 +17,7 @@ from torchsparse_rec import nn, ops
 from torchsparse_rec.ops.quantized import ROW_FORMATS
 
 from .embedding import Batch, Problem, in_turn, mean_ids
-from .rows import Case, Make, Options, Row, UnavailableError, fbgemm
+from .rows import Case, Make, Options, Row, fbgemm
 
 ROWS_OF_TABLE, IDS, DIM = 1_000_000, 1_000_000, 64
 
@@ -44,21 +44,17 @@ def torchs(rows: str) -> Callable[[Tensor, Batch], Tensor]:
 
 
 def fbgemms(options: Options, rows: str, table: Tensor, batches: list[Batch]) -> Make:
-    """Return FBGEMM's tables for inference, with the same rows."""
+    """Return FBGEMM's tables for inference, of as many rows."""
 
     def make() -> Callable[[], Any]:
         fbgemm(options)
-        import fbgemm_gpu.split_table_batched_embeddings_ops_inference as inference
         from fbgemm_gpu.split_embedding_configs import SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
 
-        if options.device != "cpu":
-            raise UnavailableError(f"not run on {options.device}")
         kind = {"int8": SparseType.INT8, "int4": SparseType.INT4}[rows]
-        where = inference.EmbeddingLocation.HOST
-        specs = [("t", table.shape[0], DIM, kind, where)]
-        module = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
-            specs, device="cpu", output_dtype=SparseType.FP32, row_alignment=1
-        )
+        specs = [("t", table.shape[0], DIM, kind, EmbeddingLocation.HOST)]
+        module = IntNBitTableBatchedEmbeddingBagsCodegen(specs, device="cpu", output_dtype=SparseType.FP32)
         module.fill_random_weights()
         given = [(batch.ids.int(), batch.offsets.int()) for batch in batches]
         turns = itertools.cycle(given)

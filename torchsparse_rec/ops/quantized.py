@@ -149,8 +149,8 @@ def quantized_embedding(weight: Tensor, indices: Tensor, *, rows: str = "int8") 
     Example:
         >>> table = quantize_rows(torch.tensor([[0.0, 255.0], [-1.0, 1.0]]))
         >>> quantized_embedding(table, torch.tensor([1, 0]))
-        tensor([[ -1.0000,   1.0000],
-                [  0.0000, 255.0000]])
+        tensor([[ -1.,   1.],
+                [  0., 255.]])
     """
     return _ops.quantized_embedding.default(weight, indices, bits_of("quantized_embedding", weight, rows))
 
