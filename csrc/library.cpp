@@ -91,6 +91,11 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "embedding_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets,"
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx) -> Tensor");
+  m.def("quantized_embedding(Tensor weight, Tensor indices, int bits) -> Tensor");
+  m.def(
+      "quantized_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int bits,"
+      " int mode, SymInt padding_idx, bool include_last_offset=True, SymInt first_bag=0, SymInt? bags=None)"
+      " -> Tensor");
   m.def("shard_rows(Tensor ids, SymInt[] shard_sizes, int strategy, bool keep_padding) -> Tensor");
   m.def(
       "pruned_bags(Tensor ids, Tensor row_ids, Tensor? weights, SymInt num_bags, SymInt num_embeddings,"

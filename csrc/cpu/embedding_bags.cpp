@@ -32,13 +32,15 @@ template <class T, class I>
 Bags<T, I>::Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
                  const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items,
                  bool include_last_offset)
-    : indices_(indices.const_data_ptr<I>()),
-      weights_(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
-      padding_(padding_idx),
-      block_items_(block_items),
-      count_(offsets ? bag_count(*offsets, include_last_offset) : indices.size(0)),
-      own_offsets_(bag_starts(op, indices, offsets, include_last_offset)),
-      offsets_(own_offsets_.data()) {
+    : Bags(indices.const_data_ptr<I>(), per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr,
+           padding_idx, bag_starts(op, indices, offsets, include_last_offset),
+           offsets ? bag_count(*offsets, include_last_offset) : indices.size(0), block_items) {}
+
+template <class T, class I>
+Bags<T, I>::Bags(const I* indices, const T* weights, int64_t padding_idx, Buffer<int64_t> starts, int64_t count,
+                 int64_t block_items)
+    : Bags(indices, weights, padding_idx, starts.data(), count, block_items) {
+  own_offsets_ = std::move(starts);
   scratch_items_ = std::min(block_items_, items());
   for (int64_t b = 0; b < count_; ++b) scratch_items_ = std::max(scratch_items_, offsets_[b + 1] - offsets_[b]);
 }

@@ -39,6 +39,10 @@ class Bags {
        const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems,
        bool include_last_offset = true);
 
+  // The bags between starts [count + 1], which have been checked.
+  Bags(const I* indices, const T* weights, int64_t padding_idx, Buffer<int64_t> starts, int64_t count,
+       int64_t block_items = kBlockItems);
+
   // The bags between starts [count + 1], which have been checked and outlive this; items keep their positions in
   // indices.
   Bags(const I* indices, const T* weights, int64_t padding_idx, const int64_t* starts, int64_t count,
@@ -53,7 +57,7 @@ class Bags {
   int64_t count() const { return count_; }
   int64_t items() const { return offsets_[count_] - offsets_[0]; }
   const int64_t* offsets() const { return offsets_; }
-  // The most items a block has that needs scratch memory; not of bags that were given as starts.
+  // The most items a block has that needs scratch memory; not of bags whose starts outlive this.
   int64_t scratch_items() const { return scratch_items_; }
 
   // A block begins at bag b and ends before `end`: some bags, with few items unless one bag alone has many.

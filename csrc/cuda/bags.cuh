@@ -19,6 +19,9 @@ struct BagOf {
 // The offsets [bags + 1] as int64, kept within [0, entries]; reports those that do not start at 0, decrease, or do not
 // end at entries, which is appended unless it is the last.
 const int64_t* bag_offsets(DeviceCall& call, const Tensor& offsets, int64_t entries, bool include_last_offset = true);
+// Those of some bags alone, [bags + 1], from bag `first` on.
+const int64_t* bag_offsets(DeviceCall& call, const Tensor& offsets, int64_t entries, int64_t first, int64_t bags,
+                           bool include_last_offset);
 
 // The bag of each entry: [entries]. For kernels that want it at random, or by several lanes.
 const int64_t* entry_bags(DeviceCall& call, const BagOf& bag_of, int64_t entries);

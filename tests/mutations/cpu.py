@@ -96,6 +96,8 @@ MUTATIONS = [
         "{numbers[kSecondFactor], numbers[kFirstFactor]}",
         "table",
     ),
+    Mutation("quantized.cpp", "bound", "start >= before, op", "start + 1 >= before, op", "quantized"),
+    Mutation("quantized_loops_body.h", "sign", "  if (is_long) {\n", "  if (!is_long) {\n", "quantized"),
     Mutation("record_encode.cpp", "bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record"),
 ]
 TABLE = Table(

@@ -19,6 +19,13 @@ KINDS = (
 
 MUTATIONS = [
     Mutation(
+        "torchsparse_rec/nn/quantize.py",
+        "sign",
+        "weight if max_norm is None else clipped_rows(weight, max_norm)",
+        "weight",
+        "quantized",
+    ),
+    Mutation(
         "torchsparse_rec/ops/_sparse_tensor_kernels.py",
         "sign",
         "torch.where(owners == 0, flat, 0).sum()",

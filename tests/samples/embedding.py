@@ -113,7 +113,7 @@ def _max_problems() -> Iterator[_Bags]:
         yield _Bags(f"minus_infinity_{name}", lowest, *bags, None, 1, grad)
 
 
-def _bag_modes() -> Iterator[tuple[_Bags, int, bool]]:
+def bag_modes() -> Iterator[tuple[_Bags, int, bool]]:
     """Yield every problem with every mode it allows, and alternating ``scale_grad_by_freq``."""
     problems = [(problem, mode) for problem in _bag_problems() for mode in (SUM, MEAN, SQRTN, MAX)]
     problems += [(problem, MAX) for problem in _max_problems()]
@@ -130,18 +130,18 @@ def _argmax(problem: _Bags, mode: int) -> Tensor | None:
     return embedding_bag(*bag)[1]
 
 
-def _mode_word(mode: int, by_frequency: bool) -> str:
+def mode_word(mode: int, by_frequency: bool) -> str:
     return (REDUCTIONS | {MAX: "max"})[mode] + ("-by_frequency" if by_frequency else "")
 
 
 def bag_samples(operator: str) -> Iterator[Sample]:
-    for problem, mode, freq in _bag_modes():
+    for problem, mode, freq in bag_modes():
         arguments = (problem.weight, problem.indices, problem.offsets, problem.weights, mode, problem.padding_idx)
         representative = problem.representative and mode in (MEAN, MAX)
-        yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}", (*arguments, freq, False), representative)
+        yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}", (*arguments, freq, False), representative)
         if _is_also_by_starts(problem):
             starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], freq, False, False)
-            yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}-starts", starts)
+            yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}-starts", starts)
 
 
 def _is_also_by_starts(problem: _Bags) -> bool:
@@ -150,14 +150,14 @@ def _is_also_by_starts(problem: _Bags) -> bool:
 
 
 def backward_samples(operator: str) -> Iterator[Sample]:
-    for problem, mode, freq in _bag_modes():
+    for problem, mode, freq in bag_modes():
         inputs = (problem.grad, problem.indices, problem.offsets, problem.weights, _argmax(problem, mode))
         arguments = (*inputs, problem.weight.shape[0], mode, problem.padding_idx, freq)
         representative = problem.representative and mode in (MEAN, MAX)
-        yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}", arguments, representative)
+        yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}", arguments, representative)
         if _is_also_by_starts(problem):
             starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], False)
-            yield Sample(operator, f"{problem.name}-{_mode_word(mode, freq)}-starts", starts)
+            yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}-starts", starts)
     for dtype, padding, freq in itertools.product(FLOATS, (-1, 2), (False, True)):
         random = Random(9)
         arguments = (random.floats(30, 7, dtype=dtype), random.integers(0, 10, 30, dtype=torch.int64))
@@ -170,14 +170,14 @@ def backward_samples(operator: str) -> Iterator[Sample]:
 
 def weights_backward_samples(operator: str) -> Iterator[Sample]:
 
-    for problem, mode, _ in _bag_modes():
+    for problem, mode, _ in bag_modes():
         if problem.weights is None:
             continue
         bag = (problem.indices, problem.offsets, problem.weights)
         output = embedding_bag(problem.weight, *bag, mode, problem.padding_idx, False, False)[0]
         arguments = (problem.grad, problem.weight, *bag, output, mode, problem.padding_idx)
         representative = problem.representative and mode == SQRTN
-        yield Sample(operator, f"{problem.name}-{_mode_word(mode, False)}", arguments, representative)
+        yield Sample(operator, f"{problem.name}-{mode_word(mode, False)}", arguments, representative)
 
 
 def embedding_samples(operator: str) -> Iterator[Sample]:
@@ -213,7 +213,7 @@ def _smooth_bags() -> Iterator[tuple[_Bags, int, bool]]:
 def gradient_bag_samples(operator: str) -> Iterator[Sample]:
 
     for problem, mode, freq in _smooth_bags():
-        word = f"{problem.name}-{_mode_word(mode, freq)}" + ("-weighted" if problem.weights is not None else "")
+        word = f"{problem.name}-{mode_word(mode, freq)}" + ("-weighted" if problem.weights is not None else "")
         bag = (problem.indices, problem.offsets, problem.weights)
         if operator == "embedding_bag":
             # scale_grad_by_freq is not the derivative of anything: the operator itself is checked without it.

@@ -17,6 +17,7 @@ from .embedding_variable import EmbeddingVariable as EmbeddingVariable
 from .gradients import sparse_to_dense_grads as sparse_to_dense_grads
 from .lookup_sparse import lookup_sparse as lookup_sparse
 from .named import get_embedding_variable as get_embedding_variable
+from .quantize import quantize as quantize
 
 
 def __getattr__(name: str):

@@ -24,7 +24,7 @@ def look_up_clipped(rows_of: Callable[[Plan, Ids], Tensor], part: Plan, ids: Ids
         max_norm: a row ``x`` becomes ``x * max_norm / max(||x||, max_norm)``, and the derivative goes through that.
     """
     if ids.offsets is None:
-        return torch.cat([_clipped(x, max_norm).reshape(-1) for x in _matrices(rows_of(part, ids), part, ids)])
+        return torch.cat([clipped_rows(x, max_norm).reshape(-1) for x in _matrices(rows_of(part, ids), part, ids)])
     firsts = [0, *accumulate(ids.bags)]
     bounds = ids.offsets[torch.tensor(firsts, device=ids.offsets.device)].tolist()
     counts = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
@@ -39,7 +39,7 @@ def look_up_clipped(rows_of: Callable[[Plan, Ids], Tensor], part: Plan, ids: Ids
             entries = entries.masked_fill(ids.indices[begin:end] == part.padding[table], end - begin)
         offsets = ids.offsets[firsts[key] : firsts[key + 1] + 1] - begin
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end].to(rows.dtype)
-        clipped = _clipped(rows, max_norm)
+        clipped = clipped_rows(rows, max_norm)
         bags = lookup_bags(clipped, entries, offsets, weights, mode, end - begin, False, False)
         pooled.append(bags if ids.side_by_side else bags.reshape(-1))
     return torch.cat(pooled, -1)
@@ -50,7 +50,7 @@ def _matrices(flat: Tensor, part: Plan, ids: Ids) -> list[Tensor]:
     return [x.reshape(-1, n) for x, n in zip(flat.split(part.sizes(ids)), part.columns(), strict=True)]
 
 
-def _clipped(rows: Tensor, max_norm: float) -> Tensor:
+def clipped_rows(rows: Tensor, max_norm: float) -> Tensor:
     """Clip rows to ``max_norm``; rows of half types are clipped in float32 and rounded once."""
     wide = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
     # The clamp also avoids the square root of 0, whose derivative is infinite.

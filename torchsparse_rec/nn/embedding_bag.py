@@ -22,7 +22,7 @@ from .plan import Ids
 __all__ = ["EmbeddingBag"]
 
 
-def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
+def check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
     """Raise ``ValueError`` unless the arguments of a lookup fit each other."""
     if input.dim() not in (1, 2):
         raise ValueError(f"EmbeddingBag: input must have rank 1 or 2, got shape {tuple(input.shape)}")
@@ -133,7 +133,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             if input.dim() == offsets.dim() == 1 and input.dtype in ID_DTYPES:
                 return self._look_up_bare(weight, input, offsets)
         check_ids("EmbeddingBag", input)
-        _check_shapes(input, offsets, per_sample_weights)
+        check_shapes(input, offsets, per_sample_weights)
         bags = self._bags(input, offsets, per_sample_weights)
         weight = self._stored_weight()
         if torch.compiler.is_compiling():

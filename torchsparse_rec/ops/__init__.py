@@ -13,6 +13,7 @@ from .hash import *
 from .hash_cross import *
 from .indexed_slices import *
 from .jagged import *
+from .quantized import *
 from .record import *
 from .record_examples import *
 from .route import *

@@ -90,6 +90,7 @@ class InitialRows(torch.nn.Module):
 
     def rows_of(self, keys: Tensor, like: Tensor, wanted: Tensor) -> Tensor:
         """Return the initial rows of keys, ``[N, D]``; where the mask ``wanted`` is false, values are undefined."""
-        made = like.new_empty(len(keys), like.shape[1])
-        self.write(made, torch.where(wanted, torch.arange(len(keys), device=keys.device), -1), keys)
+        count = keys.shape[0]  # not len(), which compilers take for a constant
+        made = like.new_empty(count, like.shape[1])
+        self.write(made, torch.where(wanted, torch.arange(count, device=keys.device), -1), keys)
         return made

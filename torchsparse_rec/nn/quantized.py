@@ -1,0 +1,339 @@
+"""Modules whose tables have rows of fewer bytes, for inference: what :func:`quantize` makes of the others."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from .._reduction import POOLING
+from ..ops.embedding import lookup_bags, padding_number
+from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
+from ..variable.arguments import check_range
+from ..variable.keys import KeyRows
+from ._lookup import bad_id, check_ids
+from .auto import as_bytes
+from .collection import Collection
+from .embedding_bag import EmbeddingBag, check_shapes
+from .embedding_collection import EmbeddingBagCollection, EmbeddingCollection
+from .embedding_variable import EmbeddingVariable
+from .plan import Ids
+
+__all__ = [
+    "QuantizedEmbedding",
+    "QuantizedEmbeddingBag",
+    "QuantizedEmbeddingBagCollection",
+    "QuantizedEmbeddingCollection",
+    "QuantizedEmbeddingVariable",
+    "QuantizedTable",
+]
+
+_ops = torch.ops.torchsparse_rec
+_NO_TRAINING = (
+    "{}: quantised tables are for inference and have no gradient: call eval() on the model, or look up under "
+    "torch.no_grad(); to train, take the model as it was before nn.quantize()"
+)
+
+
+def _refuse_training(module: torch.nn.Module, per_sample_weights: Tensor | None = None) -> None:
+    """Raise ``RuntimeError`` where somebody may expect a gradient, which would be missing in silence."""
+    if module.training and torch.is_grad_enabled():
+        raise RuntimeError(_NO_TRAINING.format(type(module).__name__))
+    refuse_gradient(type(module).__name__, per_sample_weights)
+
+
+def _as_weights(per_sample_weights: Tensor | None) -> Tensor | None:
+    """Return weights of a half type, which a table had before it was quantised, as float32."""
+    is_half = per_sample_weights is not None and per_sample_weights.dtype in (torch.float16, torch.bfloat16)
+    return per_sample_weights.float() if is_half else per_sample_weights  # type: ignore[union-attr]
+
+
+# ---- Tables ---------------------------------------------------------------------------------------------------------
+
+
+class QuantizedTable(torch.nn.Module):
+    """
+    A table with rows of fewer bytes; by itself, one of a collection.
+
+    It has a buffer, ``table``, and no ``weight``: :meth:`dequantized` makes one. ``.to()`` moves it and never casts it,
+    as its dtype is its format; ``state_dict()`` has it, and ``load_state_dict()`` takes another of the same format.
+
+    Args:
+        table: as of :func:`ops.quantize_rows`.
+        rows: its format.
+    """
+
+    table: Tensor
+    rows: str
+
+    def __init__(self, table: Tensor, rows: str) -> None:
+        super().__init__()
+        self._hold(table, rows)
+
+    def _hold(self, table: Tensor, rows: str) -> None:
+        self.rows = rows
+        self.register_buffer("table", table)
+
+    @property
+    def _bits(self) -> int:
+        return ROW_FORMATS[self.rows].bits
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids of any shape, decoded."""
+        return _ops.quantized_embedding.default(self.table, ids, self._bits)  # type: ignore[no-any-return]
+
+    def dequantized(self) -> Tensor:
+        """Return the whole table in float32, ``[num_embeddings, embedding_dim]``."""
+        return QuantizedTable.look_up(self, torch.arange(len(self.table), device=self.table.device))
+
+    def nbytes(self) -> int:
+        """Return the bytes of the table."""
+        return self.table.numel() * self.table.element_size()
+
+    def _apply(self, fn: Any, recurse: bool = True):
+        """Move the table as bytes, which no ``.to(dtype)`` casts."""
+        return super()._apply(lambda x: fn(x.view(torch.uint8)).view(x.dtype) if x is self.table else fn(x), recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["rows"] = self.rows
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        given = state_dict.get(f"{prefix}table")
+        rows = local_metadata.get("rows", self.rows)
+        if given is not None and (rows != self.rows or given.dtype != self.table.dtype):
+            error_msgs.append(
+                f"{prefix}table must have rows={self.rows!r}, of {self.table.dtype}, got {rows!r}, of {given.dtype}"
+            )
+            return
+        rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the format and the bytes."""
+        return f"{len(self.table)}, {dim_of(self.table, self._bits)}, rows={self.rows!r}, {as_bytes(self.nbytes())}"
+
+
+class QuantizedEmbedding(QuantizedTable):
+    """An :class:`Embedding` with rows of fewer bytes, which gives float32: see :func:`quantize`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ``input``, as :class:`Embedding` does."""
+        _refuse_training(self)
+        check_ids("QuantizedEmbedding", input)
+        if input.is_nested:
+            return _nested_like(input, self(input.values()))
+        try:
+            return self.look_up(input)
+        except IndexError:
+            if torch.compiler.is_compiling():
+                raise
+            raise (bad_id("QuantizedEmbedding", input, len(self.table)) or sys.exc_info()[1]) from None  # type: ignore[misc]
+
+
+class QuantizedEmbeddingBag(QuantizedTable):
+    """An :class:`EmbeddingBag` with rows of fewer bytes, which gives float32: see :func:`quantize`."""
+
+    mode: str
+    padding_idx: int | None
+    include_last_offset: bool
+    _bags = EmbeddingBag._bags
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Look up and pool the bags of ``input``, as :class:`EmbeddingBag` does."""
+        _refuse_training(self, per_sample_weights)
+        check_ids("QuantizedEmbeddingBag", input)
+        check_shapes(input, offsets, per_sample_weights)
+        ids, starts, weights, include_last = self._bags(input, offsets, per_sample_weights)  # type: ignore[misc]
+        options = (self._bits, POOLING[self.mode], padding_number(self.padding_idx), include_last)
+        try:
+            return _ops.quantized_embedding_bag.default(self.table, ids, starts, _as_weights(weights), *options)  # type: ignore[no-any-return]
+        except IndexError:
+            if torch.compiler.is_compiling():
+                raise
+            values = input.values() if input.is_nested else input
+            raise (bad_id("QuantizedEmbeddingBag", values, len(self.table)) or sys.exc_info()[1]) from None  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the format, the bytes and the mode."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"
+
+
+class QuantizedEmbeddingVariable(QuantizedTable):
+    """
+    An :class:`EmbeddingVariable` with rows of fewer bytes, which gives float32: see :func:`quantize`.
+
+    The rows of all tiers are in memory; an unknown id has the value that it has in the variable in ``eval()``.
+
+    Args:
+        variable: the table as it was.
+        rows: the format.
+    """
+
+    _as_keys = EmbeddingVariable._as_keys
+
+    def __init__(self, variable: EmbeddingVariable, rows: str) -> None:
+        exported = variable.export()
+        # A table has a row at least: that of unknown ids is read too, and not used.
+        count, weight = max(len(exported.keys), 1), exported.values
+        super().__init__(packed_rows(weight if len(weight) else weight.new_zeros(1, weight.shape[1]), rows), rows)
+        self.name, self.embedding_dim = variable.name, variable.embedding_dim
+        self.key_dtype: torch.dtype = variable.key_dtype
+        self.keys = KeyRows(self.name, count, device=weight.device)
+        self.keys.insert(exported.keys)  # the k-th of them gets row k
+        self.initial = copy.deepcopy(variable.initial)
+        self._default = None if variable.admission is None else float(variable._training.default)
+        self._initial_dtype = weight.dtype
+        self.train(variable.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up the rows of ``input``, as :class:`EmbeddingVariable` does in ``eval()``."""
+        _refuse_training(self)
+        check_ids("QuantizedEmbeddingVariable", input)
+        if input.is_nested:
+            return _nested_like(input, self(input.values()))
+        return self.look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)  # type: ignore[misc]
+
+    @torch.no_grad()
+    def lookup(self, input: Tensor) -> Tensor:
+        """Look up in either mode, as :meth:`EmbeddingVariable.lookup` does."""
+        return self(input)  # type: ignore[no-any-return]
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of keys ``[N]``, decoded."""
+        rows = self.keys.find(ids)
+        found, is_unknown = super().look_up(rows.clamp_min(0)), rows < 0
+        if self._default is not None:
+            return found.masked_fill(is_unknown.unsqueeze(1), self._default)
+        like = found.new_empty(0, self.embedding_dim, dtype=self._initial_dtype)
+        initial = self.initial.rows_of(ids, like, is_unknown).float()
+        return torch.where(is_unknown.unsqueeze(1), initial, found)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Load a table of any number of rows."""
+        given = state_dict.get(f"{prefix}table")
+        if given is not None and given.shape[1:] == self.table.shape[1:] and len(given) != len(self.table):
+            self.table = self.table.new_empty(given.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Return the number of keys, the width, the name, the format and the bytes."""
+        return f"{super().extra_repr()}, name={self.name!r}"
+
+
+def _nested_like(input: Tensor, rows: Tensor) -> Tensor:
+    offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
+    return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
+
+
+# ---- Collections ----------------------------------------------------------------------------------------------------
+
+
+class _QuantizedCollection(Collection):
+    """The part that both quantised collections share."""
+
+    def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
+        _refuse_training(self, ids.per_sample_weights)
+        plan, weights = self._plan(places), _as_weights(ids.per_sample_weights)
+        ids = ids._replace(per_sample_weights=weights)
+        tables: list[Any] = self._tables
+        results = []
+        for lookup, (table, key, mode) in enumerate(zip(plan.tables, plan.keys, plan.modes, strict=True)):
+            try:
+                results.append(_looked_up(tables[table], ids, key, mode, plan.padding[table], lengths))
+            except IndexError as error:
+                if torch.compiler.is_compiling():
+                    raise
+                where = f"{type(self).__name__}: feature {self._lookup_features[lookup]!r}"
+                raise IndexError(f"{where}: {error}") from None
+        return torch.cat(results, 1) if ids.side_by_side else torch.cat([x.reshape(-1) for x in results])
+
+    def _stored_weights(self) -> list[Parameter]:
+        return []
+
+    @property
+    def device(self) -> torch.device:
+        """The device where the tables are."""
+        tables: list[Any] = self._tables
+        return tables[0].table.device  # type: ignore[no-any-return]
+
+    @property
+    def grad_mode(self) -> str | None:
+        """None: there are no gradients, and no mode can be set."""
+        return None
+
+    @grad_mode.setter
+    def grad_mode(self, value: str | None) -> None:
+        raise RuntimeError(_NO_TRAINING.format(type(self).__name__))
+
+    def use_optimizer(self, optimizer: Optimizer) -> None:
+        """Raise ``RuntimeError``: no optimizer can train the tables."""
+        raise RuntimeError(_NO_TRAINING.format(type(self).__name__))
+
+    def explain(self) -> str:
+        """Say of every table how it is stored."""
+        return "\n".join(f"{name}: no gradient: {table.extra_repr()}" for name, table in self._named_tables())
+
+    def _named_tables(self) -> list[tuple[str, Any]]:
+        return [(config.name, table) for config, table in zip(self._configs, self._tables, strict=True)]
+
+    def extra_repr(self) -> str:
+        """Return nothing: each table says its own."""
+        return ""
+
+
+def _looked_up(table: QuantizedTable, ids: Ids, key: int, mode: int, padding: int, lengths: Any) -> Tensor:
+    """Return one lookup of a collection: the rows of a feature's ids, pooled where they come in bags."""
+    firsts = [0, *accumulate(ids.bags)]
+    first, bags = firsts[key], ids.bags[key]
+    if not isinstance(table, QuantizedEmbeddingVariable) and ids.offsets is not None:
+        rest = (table._bits, mode, padding, True, first, bags)
+        rows = (table.table, ids.indices, ids.offsets, ids.per_sample_weights)
+        return _ops.quantized_embedding_bag.default(*rows, *rest)  # type: ignore[no-any-return]
+    # Where rows come in bags, those of keys are found first: an unknown key has none.
+    begin = first if ids.offsets is None else sum(lengths[:key])
+    chosen = ids.indices[begin : begin + (bags if ids.offsets is None else lengths[key])]
+    if isinstance(table, QuantizedEmbeddingVariable):
+        check_range("lookup: input", chosen, table.key_dtype)
+        chosen = chosen.to(table.key_dtype)
+    values = table.look_up(chosen)
+    if ids.offsets is None:
+        return values
+    offsets = ids.offsets[first : first + bags + 1] - begin
+    weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin : begin + chosen.shape[0]]
+    entries = torch.arange(chosen.shape[0], device=chosen.device)
+    return lookup_bags(values, entries, offsets, weights, mode, padding, False, False)
+
+
+class QuantizedEmbeddingBagCollection(_QuantizedCollection, EmbeddingBagCollection):
+    """
+    An :class:`EmbeddingBagCollection` with rows of fewer bytes, which gives float32: see :func:`quantize`.
+
+    Each table is a buffer, ``embedding_bags.<name>.table``.
+    """
+
+
+class QuantizedEmbeddingCollection(_QuantizedCollection, EmbeddingCollection):
+    """
+    An :class:`EmbeddingCollection` with rows of fewer bytes, which gives float32: see :func:`quantize`.
+
+    Each table is a buffer, ``embeddings.<name>.table``.
+    """
