@@ -15,7 +15,6 @@ import json
 import random
 import re
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 import torchsparse_rec
 
 from .ids import SPREADS
+from .interrupt import run_command
 from .machine import machine
 from .rows import Call
 from .timing import clock_block
@@ -251,4 +251,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)
