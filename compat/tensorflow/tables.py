@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...optim.row_optimizer import RowOptimizer
 from ...tables.table import accumulator_dtype, table_if_any
+from ...typing import PartitionStrategy
 from ...variable.optimizer_rows import new_zeros
 from ._checkpoint_format import check_crcs, copy_bytes
 from ._checkpoint_sources import Found, Source, open_source
@@ -46,7 +47,7 @@ def load_tables(
     *,
     optimizer: RowOptimizer | None = None,
     variables: Sequence[str] | None = None,
-    partition_strategy: str = "div",
+    partition_strategy: PartitionStrategy = "div",
     dry_run: bool = False,
 ) -> list[Move]:
     """

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..typing import FileFormat
 from ._arrow import arrow
 from ._progress import progress_bar
 from ._rows import path_list, rebatched
@@ -205,8 +206,8 @@ def convert(
     sources: PathLike | Sequence[PathLike],
     target: PathLike,
     *,
-    source_format: str | None = None,
-    target_format: str | None = None,
+    source_format: FileFormat | None = None,
+    target_format: FileFormat | None = None,
     batch_size: int = BATCH_SIZE,
     columns: Sequence[str] | None = None,
     types: Mapping[str, Any] | None = None,
