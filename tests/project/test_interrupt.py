@@ -237,16 +237,24 @@ def is_running(process: int) -> bool:
 
 def test_a_program_that_is_not_interrupted_is_as_without() -> None:
     body = """
-import signal
+def is_default():
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
 def main():
-    print(os.getpid() == os.getppid(), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print(is_default())
     return 3
-atexit.register(lambda: print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, threading.active_count()))
+
+def exit():
+    for thread in threading.enumerate()[1:]:
+        thread.join(10)
+    print(is_default(), threading.active_count())
+
+atexit.register(exit)
 """
     done = subprocess.run(
         [sys.executable, "-c", FOREGROUND, "-c", program(body)], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (3, "False False\nTrue 1\nexit handler\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "False\nTrue 1\nexit handler\n", "")
     body = "def main():\n    raise ValueError('no')\n"
     done = subprocess.run([sys.executable, "-c", program(body)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.endswith("ValueError: no\n")
