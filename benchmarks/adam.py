@@ -142,7 +142,7 @@ def row_gradients(problem: Problem) -> Iterator[Tensor]:
         )
 
 
-KINDS: dict[str, Callable[[str, str, Problem], Training]] = {"update": update_alone, "step": whole_step}
+KINDS: dict[str, Callable[[str, GradMode, Problem], Training]] = {"update": update_alone, "step": whole_step}
 
 
 def warm(side: str, training: Training) -> Call:

@@ -101,7 +101,7 @@ def measure(point: Point, spread: str, device: str, blocks: int = 4) -> Point:
     return {**point, "ms": {mode: statistics.median(times) for mode, times in kept.items()}, "choice": choice(made)}
 
 
-def choice(made: dict[str, tuple[torchsparse_rec.nn.Embedding, Call]]) -> str:
+def choice(made: dict[GradMode, tuple[torchsparse_rec.nn.Embedding, Call]]) -> str:
     """Return the mode that auto says it has chosen."""
     found = re.search(r"-> (\w+)", made["auto"][0].explain())
     assert found is not None

@@ -97,7 +97,8 @@ class _Interrupt:
         if not self.came:
             self.came = True
             # An exception within a destructor or another thread would be printed, with its traceback.
-            sys.unraisablehook = threading.excepthook = lambda error: None
+            sys.unraisablehook = lambda error: None
+            threading.excepthook = lambda error: None
             raise KeyboardInterrupt
 
     def _watch(self, read: int) -> None:

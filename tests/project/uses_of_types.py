@@ -15,7 +15,7 @@ from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, KeyedTensor, data, 
 from torchsparse_rec.compat import keras as keras_layers
 from torchsparse_rec.compat import tensorflow as tf
 from torchsparse_rec.typing import Combiner, GradMode
-from torchsparse_rec.variable import CheckpointStore
+from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 ids = torch.tensor([1, 2])
 weight = torch.rand(9, 4)
@@ -91,7 +91,7 @@ def conversions(model: Model) -> None:
     nn.convert(model, grad_mode="fsued")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     nn.convert(model).embedded(ids)  # type: ignore[operator]  # pyright: ignore[reportCallIssue]
     nn.convert([model])  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-    nn.revert(nn.Embedding(9, 4)).grad_mode.upper()  # type: ignore[union-attr]  # pyright: ignore
+    nn.revert(nn.Embedding(9, 4)).explain()  # type: ignore[operator]  # pyright: ignore[reportCallIssue]
     distributed.shard(model, plan="rowwise")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -114,7 +114,7 @@ def words(combiner: Combiner, word: str) -> None:
     keras_layers.Hashing(9, output_mode="count")
     nn.EmbeddingBag(9, 4, mode="mul")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ops.embedding_bag(weight, ids, ids, mode=word)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    ops.embedding_lookup(weight, ids, "rows")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ops.embedding_lookup(weight, ids, partition_strategy="rows")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ops.ExampleColumn("string")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     data.PrebatchedDataset("f", verify="last")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     data.read_tfrecord("f", compression="zip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

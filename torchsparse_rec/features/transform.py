@@ -209,7 +209,8 @@ class FeatureTransform(torch.nn.Module):
         )
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, batch: Any) -> Features: ...
 
     # ---- Configs of a model's tables ---------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ class Vocabulary(torch.nn.Module):
         return torch.where(self.keys[at] == values, self.places[at], -1)
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, values: Tensor | Strings) -> Tensor: ...
 
     def _of_strings(self, values: Strings) -> Tensor:
         hashes = ops.string_fingerprint64(*values)

@@ -297,7 +297,7 @@ class Collection(HasGradMode):
         if not torch.is_grad_enabled():
             return ["dense"] * len(weights)
         if self._grad_mode != "auto":
-            kind = self._grad_mode or "dense"
+            kind: str = self._grad_mode or "dense"
             self._check_shards(kind)
             if kind != "fused" or are_trained(weights):
                 return [kind] * len(weights)

@@ -139,7 +139,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             raise (bad_id("Embedding", input, self._num_rows()) or sys.exc_info()[1]) from None  # type: ignore[misc]
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, input: Tensor) -> Tensor: ...
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind = self._gradient_kind(weight, input.numel())

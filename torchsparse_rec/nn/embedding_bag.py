@@ -154,7 +154,10 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             raise error from None
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(
+            self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        ) -> Tensor: ...
 
     def _look_up_bare(self, weight: Parameter, ids: Tensor, offsets: Tensor) -> Tensor:
         sparse = self._gives_coo()
@@ -203,7 +206,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         return self._torchs_repr(torch.nn.EmbeddingBag) + mode
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls,
         embeddings: Tensor,
         freeze: bool = True,

@@ -120,7 +120,8 @@ class EmbeddingBagCollection(Collection):
         return KeyedTensor(names, widths, torch.cat(whole, 1))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, features: Any) -> KeyedTensor: ...
 
     def lookup(self, features: Any) -> dict[str, Tensor]:
         """
@@ -222,4 +223,5 @@ class EmbeddingCollection(Collection):
         return rows
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, features: Any) -> dict[str, JaggedTensor]: ...

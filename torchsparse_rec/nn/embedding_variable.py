@@ -97,7 +97,8 @@ class EmbeddingVariable(KeyedCheckpoints):
         return self._look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, input: Tensor) -> Tensor: ...
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""

@@ -92,7 +92,8 @@ class NeuMF(nn.Module):
         return self.output(torch.cat([gmf_user * gmf_item, hidden], dim=1)).squeeze(1)
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, users: Tensor, items: Tensor) -> Tensor: ...
 
     @torch.no_grad()
     def score_all(self, users: Tensor) -> Tensor:

@@ -96,7 +96,8 @@ class WideDeep(nn.Module):
         return (self.output(hidden) + wide).squeeze(1)
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
-        __call__ = forward
+
+        def __call__(self, numbers: Tensor, ids: Any) -> Tensor: ...
 
     def _first_layer(self, first: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
         """
