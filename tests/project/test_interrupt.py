@@ -326,7 +326,6 @@ COMMANDS = {
     "wide_deep-prebatched": f"-m {EXAMPLES}.wide_deep --rows 1000 --samples 16384 --held-out 4096 --epochs 1000 "
     "--prebatched FOLDER/examples.prebatched --output-dir FOLDER",
     "dlrm": f"-m {EXAMPLES}.dlrm --max-cardinality 1000 --held-out 4096 --threads 2 --checkpoint FOLDER",
-    "profiling": "-m torchsparse_rec.profiling demo dense_gradient --steps 100000",
     "device_loader": "-m torchsparse_rec.profiling FOLDER/loop.py:device_loader",
     "workers": "-m torchsparse_rec.profiling FOLDER/loop.py:workers",
     "kernel": "-m torchsparse_rec.profiling FOLDER/loop.py:kernel",
@@ -341,12 +340,10 @@ COMMANDS = {
 def test_a_command_ends(name: str, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     arguments = COMMANDS[name].replace("FOLDER", str(tmp_path)).split()
-    begun = time.monotonic() + 8
-    is_silent = name == "profiling"  # it prints nothing before its report
-    end = in_time(lambda: interrupted(*arguments, begun=(lambda: time.monotonic() > begun) if is_silent else None))
+    end = in_time(lambda: interrupted(*arguments))
     lines = end.err.splitlines()
     assert (end.code, lines[-1]) == (130, f"python -m {arguments[1]}: interrupted"), end
-    if name == "benchmarks":  # it says on stderr how far it is
+    if name in ("benchmarks", "parity"):  # it says on stderr how far it is, and TensorFlow what it has found
         assert "Traceback" not in end.err
     else:
         assert len(lines) == 1, end.err
@@ -354,23 +351,11 @@ def test_a_command_ends(name: str, tmp_path: Path) -> None:
         assert are_gone(int(line.split()[1]) for line in end.out.splitlines() if line.startswith("begun"))
 
 
-@pytest.mark.parametrize("source", ["file", "pipe"])
-def test_a_conversion_ends_without_a_file(source: str, tmp_path: Path) -> None:
-    """A pipe into which nobody writes holds up Arrow in C++."""
-    path, folder = tmp_path / "ratings.csv", tmp_path / "target"
-    folder.mkdir()
-    if source == "pipe":
-        os.mkfifo(path)
-        with_writer = os.open(path, os.O_RDWR)
-        os.write(with_writer, b"user,item\n" + b"1,2\n" * 1000)
-    else:
-        path.write_bytes(b"user,item,rating\n" + b"123456,7890,0.5\n" * 10_000_000)
-    begun = time.monotonic() + 5
-    end = in_time(
-        lambda: interrupted(
-            *f"-m torchsparse_rec.data convert {path} {folder}/ratings.parquet --columns user:int64,item".split(),
-            begun=lambda: any(folder.iterdir()) or time.monotonic() > begun,
-        )
-    )
+def test_a_conversion_ends_without_a_file(tmp_path: Path) -> None:
+    path, target = tmp_path / "ratings.csv", tmp_path / "target"
+    path.write_bytes(b"user,item,rating\n" + b"123456,7890,0.5\n" * 10_000_000)
+    target.mkdir()
+    command = f"-m torchsparse_rec.data convert {path} {target}/ratings.parquet --columns user:int64,item".split()
+    end = in_time(lambda: interrupted(*command, begun=lambda: any(target.iterdir())))
     assert (end.code, end.err, end.out) == (130, "python -m torchsparse_rec.data: interrupted\n", "")
-    assert list(folder.iterdir()) == []
+    assert list(target.iterdir()) == []
