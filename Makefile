@@ -162,6 +162,8 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED_CPP)
 	$(BIN)/mypy
+	$(BIN)/mypy tests/project/uses_of_types.py
+	$(BIN)/basedpyright
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -42,6 +42,7 @@ from . import (
     wide_deep_training,
 )
 from . import hash as hash_rows
+from .interrupt import run_command
 from .machine import machine
 from .report import Result, as_json, behind, run
 from .rows import Options, Row
@@ -203,4 +204,4 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     # So that a run whose time is over, which `make gpu` ends, has its report too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    run_command(main)

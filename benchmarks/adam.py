@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import torchsparse_rec
+from torchsparse_rec.typing import GradMode
 
 from .ids import SPREADS
 from .rows import Call, Case, Make, Options, Row
@@ -70,7 +71,7 @@ class Problem:
 
 
 def module_and_optimizer(
-    side: str, grad_mode: str, problem: Problem
+    side: str, grad_mode: GradMode, problem: Problem
 ) -> tuple[torch.nn.Embedding, torch.optim.Optimizer]:
     """Make a table of ours or torch's, and its Adam."""
     table = problem.table()
@@ -93,7 +94,7 @@ class Training:
     step: Call
 
 
-def whole_step(side: str, grad_mode: str, problem: Problem) -> Training:
+def whole_step(side: str, grad_mode: GradMode, problem: Problem) -> Training:
     """Make a training whose step is lookup, backward and update."""
     module, optimizer = module_and_optimizer(side, grad_mode, problem)
     ids = itertools.cycle(problem.batches)
@@ -106,7 +107,7 @@ def whole_step(side: str, grad_mode: str, problem: Problem) -> Training:
     return Training(module, optimizer, step)
 
 
-def update_alone(side: str, grad_mode: str, problem: Problem) -> Training:
+def update_alone(side: str, grad_mode: GradMode, problem: Problem) -> Training:
     """Make a training whose step is the update by given gradients: dense ones for torch's dense Adam, else merged."""
     module, optimizer = module_and_optimizer(side, grad_mode, problem)
     # module.weight would flush all rows of our table.
@@ -141,7 +142,7 @@ def row_gradients(problem: Problem) -> Iterator[Tensor]:
         )
 
 
-KINDS: dict[str, Callable[[str, str, Problem], Training]] = {"update": update_alone, "step": whole_step}
+KINDS: dict[str, Callable[[str, GradMode, Problem], Training]] = {"update": update_alone, "step": whole_step}
 
 
 def warm(side: str, training: Training) -> Call:
@@ -169,7 +170,7 @@ def raise_malloc_thresholds() -> None:
 # ---- Sides in processes of their own --------------------------------------------------------------------------------
 
 
-def time_side(side: str, kind: str, grad_mode: str, problem: Problem, blocks: int) -> tuple[list[float], Plan]:
+def time_side(side: str, kind: str, grad_mode: GradMode, problem: Problem, blocks: int) -> tuple[list[float], Plan]:
     """Return the milliseconds of the calls that count, in so many blocks, and the plan of the calls."""
     step = warm(side, KINDS[kind](side, grad_mode, problem))
     plan = plan_for(clock_block(step, 2, problem.device)[1], False, problem.device)
@@ -177,14 +178,14 @@ def time_side(side: str, kind: str, grad_mode: str, problem: Problem, blocks: in
     return list(itertools.chain(*times)), plan
 
 
-def print_side(side: str, kind: str, grad_mode: str, rows: int, ids: int, spread: str, threads: int) -> None:
+def print_side(side: str, kind: str, grad_mode: GradMode, rows: int, ids: int, spread: str, threads: int) -> None:
     """Print the milliseconds of two blocks of a side's calls, and their plan, as JSON."""
     torch.set_num_threads(threads)
     times, plan = time_side(side, kind, grad_mode, Problem(rows, ids, spread, "cpu"), 2)
     print(json.dumps([times, plan.__dict__]))
 
 
-def pair_apart(options: Options, kind: str, grad_mode: str, problem: Problem, peer: str) -> Pair:
+def pair_apart(options: Options, kind: str, grad_mode: GradMode, problem: Problem, peer: str) -> Pair:
     """Time both sides in turn, two blocks in each of four processes one after the other: memory holds one table."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     kept: dict[str, list[float]] = {"ours": [], peer: []}
@@ -205,7 +206,7 @@ def pair_apart(options: Options, kind: str, grad_mode: str, problem: Problem, pe
 # ---- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def check(kind: str, grad_mode: str, device: str) -> None:
+def check(kind: str, grad_mode: GradMode, device: str) -> None:
     """Compare a small table after 30 steps, in which rows were idle, with the table that torch's dense Adam trains."""
     problem = Problem(200, 32, "zipf", device, count=7, dense_gradients=7)
     tables = []
@@ -225,7 +226,7 @@ def bytes_moved(kind: str, problem: Problem) -> int:
     return round(distinct * (8 + 4 * DIM * (7 if kind == "update" else 6))) + lookups
 
 
-def row(kind: str, spread: str, grad_mode: str, millions: int, targets: dict[str, float]) -> Row:
+def row(kind: str, spread: str, grad_mode: GradMode, millions: int, targets: dict[str, float]) -> Row:
     """Make a benchmark row of the whole step in a gradient mode, or of the update alone, which has no mode."""
 
     def build(options: Options) -> Case:

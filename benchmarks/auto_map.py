@@ -15,7 +15,6 @@ import json
 import random
 import re
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,10 @@ from typing import Any
 import torch
 
 import torchsparse_rec
+from torchsparse_rec.typing import GradMode
 
 from .ids import SPREADS
+from .interrupt import run_command
 from .machine import machine
 from .rows import Call
 from .timing import clock_block
@@ -34,8 +35,8 @@ ROWS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 DIMS = (1, 4, 16, 64, 256, 512)
 BATCHES = (256, 1_024, 4_096, 16_384, 65_536)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
-FIXED = ("dense", "sparse", "fused")
-MODES = (*FIXED, "auto")
+FIXED: tuple[GradMode, ...] = ("dense", "sparse", "fused")
+MODES: tuple[GradMode, ...] = (*FIXED, "auto")
 LARGEST_TABLE = 1 << 30
 # What auto's choice may cost beyond the fastest mode's time: this share of it or this many milliseconds, but never
 # NEVER times it or more.
@@ -60,7 +61,7 @@ def grid() -> list[Point]:
 # ---- One point ------------------------------------------------------------------------------------------------------
 
 
-def make_step(point: Point, mode: str, spread: str, device: str) -> tuple[torchsparse_rec.nn.Embedding, Call]:
+def make_step(point: Point, mode: GradMode, spread: str, device: str) -> tuple[torchsparse_rec.nn.Embedding, Call]:
     """Make a table and a step on it, and run the step until the optimizer's state exists and auto has chosen."""
     rows, dim, batch = point["rows"], point["dim"], point["batch"]
     table = torch.empty(rows, dim, device=device).uniform_(-0.05, 0.05)
@@ -100,7 +101,7 @@ def measure(point: Point, spread: str, device: str, blocks: int = 4) -> Point:
     return {**point, "ms": {mode: statistics.median(times) for mode, times in kept.items()}, "choice": choice(made)}
 
 
-def choice(made: dict[str, tuple[torchsparse_rec.nn.Embedding, Call]]) -> str:
+def choice(made: dict[GradMode, tuple[torchsparse_rec.nn.Embedding, Call]]) -> str:
     """Return the mode that auto says it has chosen."""
     found = re.search(r"-> (\w+)", made["auto"][0].explain())
     assert found is not None
@@ -251,4 +252,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

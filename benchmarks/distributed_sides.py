@@ -100,7 +100,7 @@ def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None 
         names = [config.name for config in collection.embedding_bag_configs()]
         turns = {name: distributed.TableWise(k % problem.ranks) for k, name in enumerate(names)}
         example = KeyedJaggedTensor(keys, part.batches[0], offsets=part.offsets)
-        where = turns if plan == "table_wise" else plan
+        where: Any = turns if plan == "table_wise" else plan
         collections.append(distributed.shard(collection, plan=where, batch=example, machine=machine))
 
     side = our_side(RULE, part, split)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchsparse_rec import ops
+from torchsparse_rec.typing import Pooling
 
 from .ids import SPREADS, bag_lengths, offsets_of
 from .rows import Call, Case, CudaTargets, Make, Options, Row
@@ -146,7 +147,7 @@ class Kind:
         return self.bytes_per_id * ids + 4 * dim * ids + dim * results + (8 * bags if self.pooled else 0)
 
 
-def bag_kind(mode: str) -> Kind:
+def bag_kind(mode: Pooling) -> Kind:
     """Return the kind of a pooled lookup without weights."""
     peers: dict[str, Lookup] = {"torch embedding_bag / root": divided_bag}
     if mode != "sqrtn":

@@ -49,7 +49,7 @@ class Form:
 
     def ours(self, table: nn.Embedding | nn.EmbeddingBag, batch: Batch) -> Tensor:
         """Compute our lookup."""
-        return table(batch.ids, batch.offsets) if self.pooled else table(batch.ids)
+        return table(batch.ids, batch.offsets) if isinstance(table, nn.EmbeddingBag) else table(batch.ids)
 
     def in_torch(self, table: Tensor, batch: Batch) -> Tensor:
         """Compute torch's lookup."""

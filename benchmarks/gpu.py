@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import kernels
+from .interrupt import run_command
 from .machine import ROOT, commit, now
 from .stages import Outcome, Stage, last_words, run_stage
 
@@ -403,4 +404,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

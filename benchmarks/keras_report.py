@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import torchsparse_rec
+from torchsparse_rec.typing import GradMode
 
 from .rows import Call, Case, Fact, Make, Options, Row, fbgemm, tensorflow
 from .timing import clock_block
@@ -63,7 +64,7 @@ def torch_step(module: nn.Embedding, batches: list[Tensor], target: Tensor) -> C
     return step
 
 
-def our_step(grad_mode: str, table: Tensor, batches: list[Tensor], target: Tensor) -> Call:
+def our_step(grad_mode: GradMode, table: Tensor, batches: list[Tensor], target: Tensor) -> Call:
     """Make a step of our module on the given table."""
     module = torchsparse_rec.nn.Embedding(table.shape[0], DIM, _weight=table, grad_mode=grad_mode)
     return torch_step(module, batches, target)
@@ -122,7 +123,7 @@ def fbgemm_step(training: Any, rows: int, batches: list[Tensor], target: Tensor)
     return build(min(poolings, key=time_small), rows)
 
 
-def check_modes(grad_mode: str, device: str) -> None:
+def check_modes(grad_mode: GradMode, device: str) -> None:
     """Compare the weights after three steps on a small table with those of torch.nn.Embedding with a dense gradient."""
     rows = 5_000
     batches, target, table = draw_batches(rows, device), draw_target(device), make_table(rows, device)
@@ -136,7 +137,7 @@ def check_modes(grad_mode: str, device: str) -> None:
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-7)
 
 
-def peak_beyond_table(options: Options, grad_mode: str) -> list[Fact]:
+def peak_beyond_table(options: Options, grad_mode: GradMode) -> list[Fact]:
     """Return the peak of memory in five steps beyond that before the first, in MB (10^6 bytes), in a fresh process."""
     if options.device == "cuda":
         return [Fact("peak memory beyond the table", cuda_peak(options, grad_mode), "MB", PEAK_LIMIT_MB)]
@@ -150,7 +151,7 @@ def peak_beyond_table(options: Options, grad_mode: str) -> list[Fact]:
     return [Fact("peak memory beyond the table", float(printed.split()[-1]), "MB", PEAK_LIMIT_MB)]
 
 
-def cuda_peak(options: Options, grad_mode: str) -> float:
+def cuda_peak(options: Options, grad_mode: GradMode) -> float:
     """Return the peak of GPU memory in five steps, in MB (10^6 bytes). torch counts it, without a fresh process."""
     rows = options.size(ROWS_FULL, ROWS_QUICK)
     batches, target, table = draw_batches(rows, "cuda"), draw_target("cuda"), make_table(rows, "cuda")
@@ -162,7 +163,7 @@ def cuda_peak(options: Options, grad_mode: str) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
-def print_peak(rows: int, grad_mode: str) -> None:
+def print_peak(rows: int, grad_mode: GradMode) -> None:
     """Print the peak of this process's memory in five steps, in MB (10^6 bytes)."""
     batches, target, table = draw_batches(rows, "cpu"), draw_target("cpu"), make_table(rows, "cpu")
     step = our_step(grad_mode, table, batches, target)
@@ -179,7 +180,7 @@ def _status_kb(name: str) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith(f"{name}:"))
 
 
-def build_case(grad_mode: str, options: Options) -> Case:
+def build_case(grad_mode: GradMode, options: Options) -> Case:
     """Build our step in one mode beside every peer. The peers in torch work on the same table as ours."""
     rows, device = options.size(ROWS_FULL, ROWS_QUICK), options.device
     batches, target = draw_batches(rows, device), draw_target(device)
@@ -216,7 +217,7 @@ def build_case(grad_mode: str, options: Options) -> Case:
     )
 
 
-def row(grad_mode: str, targets: dict[str, float]) -> Row:
+def row(grad_mode: GradMode, targets: dict[str, float]) -> Row:
     """Make a benchmark row for one gradient mode."""
     what = f"one step, table 793,471 x 512, batch 128 x 20, mse_loss, SGD, {grad_mode}"
     return Row(f"keras_report/{grad_mode}", what, lambda options: build_case(grad_mode, options), targets)

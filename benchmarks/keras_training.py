@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .interrupt import run_command
+
 DIM, BATCH, IDS, SAME = 512, 128, 20, 6
 # Whose layers and whose optimizer.
 SIDES = ("keras-SGD", "convert-SGD", "ours-SGD", "keras-Adam", "ours-Adam")
@@ -99,4 +101,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -26,8 +26,8 @@ def machine(device: str, threads: int) -> dict[str, str]:
             continue
     config = torchsparse_rec.config()
     return {
-        "processor": _processor(),
-        "cores": str(os.cpu_count()),
+        "processor": config["processor"],
+        "cores": config["cores"],
         "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
         "threads": str(threads),
         "device": "cpu",
@@ -69,15 +69,6 @@ def _driver() -> str:
 def now() -> str:
     """Return the time, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def commit() -> str:

@@ -8,6 +8,7 @@ import torch
 
 from torchsparse_rec.examples.ncf.sampling import Batch
 from torchsparse_rec.examples.ncf.settings import Settings
+from torchsparse_rec.typing import GradMode
 
 from .rows import Call, Case, Make, Options, Row, tensorflow
 
@@ -26,7 +27,7 @@ def batches(device: str) -> list[Batch]:
     return made
 
 
-def training(kind: str, options: Options, grad_mode: str = "dense", keras_rule: bool = True) -> Call:
+def training(kind: str, options: Options, grad_mode: GradMode = "dense", keras_rule: bool = True) -> Call:
     """Return a call that trains on the next batch. Every kind starts from the same weights."""
     from torchsparse_rec.examples.ncf.steps import build_step
 
@@ -35,7 +36,7 @@ def training(kind: str, options: Options, grad_mode: str = "dense", keras_rule: 
     return lambda: step(next(prepared))
 
 
-def row(grad_mode: str, targets: dict[str, float]) -> Row:
+def row(grad_mode: GradMode, targets: dict[str, float]) -> Row:
     """Make a benchmark row of our tables in one gradient mode, beside the same network in PyTorch and TensorFlow."""
 
     def build(options: Options) -> Case:

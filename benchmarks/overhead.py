@@ -14,6 +14,7 @@ from torch import Tensor
 
 import torchsparse_rec
 from torchsparse_rec import nn, ops
+from torchsparse_rec.typing import GradMode
 
 from .rows import Call, Case, CudaTargets, Make, Options, Row
 
@@ -95,7 +96,7 @@ class Tables:
         self.lengths = torch.tensor([3, 2, 3], device=device)
         self.starts = torch.tensor([0, 3, 5], device=device)
 
-    def ours(self, train: bool, grad_mode: str) -> Callable[[], Tensor]:
+    def ours(self, train: bool, grad_mode: GradMode) -> Callable[[], Tensor]:
         """Return a step of a collection, with ``grad_mode="fused"`` updated within backward."""
         configs = [
             nn.EmbeddingBagConfig(
@@ -142,7 +143,7 @@ class Tables:
         return step if train else forward
 
 
-def collection_row(name: str, what: str, train: bool, grad_mode: str = "fused") -> Row:
+def collection_row(name: str, what: str, train: bool, grad_mode: GradMode = "fused") -> Row:
     """Make a benchmark row for the forward, which records what a gradient needs, or for a step of SGD."""
 
     def build(options: Options) -> Case:

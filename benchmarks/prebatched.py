@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ class Files:
         """Yield the files' rows as batches."""
         return draw_batches(self.spread, self.rows, self.batch)
 
-    def _ours(self, name: str, compression: str | None) -> Path:
+    def _ours(self, name: str, compression: Literal["zstd"] | None) -> Path:
         path = self.folder / name
         # TensorFlow's variable-length integers suit small ids. There our smallest file is compared.
         saving = 0.0 if self.spread == "zipf-ranked" else 0.125

@@ -23,6 +23,7 @@ from torchsparse_rec.distributed.plan import Planned, RowWise
 from torchsparse_rec.distributed.planner import Use, choose
 
 from .distributed import DLRM, TEN_HOT, TEN_IDS, Modelled, modelled
+from .interrupt import run_command
 from .rows import Options
 
 # GPUs in a node, as in a DGX H100.
@@ -310,4 +311,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -32,6 +32,7 @@ import torchsparse_rec
 from torchsparse_rec import nn, optim, variable
 
 from .ids import uniform_ids, zipf_ids
+from .interrupt import run_command
 from .machine import ROOT, machine
 from .timing import Call, clock_block, compare, copy_gb_per_second
 
@@ -567,4 +568,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .interrupt import run_command
+
 WIDTH, PARTITIONS = 64, 8
 NAMES = ("users", "users/Adam", "users/Adam_1")
 
@@ -134,4 +136,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_command(lambda: main(sys.argv[1:]))

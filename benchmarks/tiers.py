@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .ids import zipf_ids
+from .interrupt import run_command
 from .rows import UnavailableError
 
 # How many rows are written in one transaction while an engine is filled.
@@ -160,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..features.statistics import compressed, merged, summarized
+from ..typing import Encoding
 from ._keras_arguments import is_stream
 from ._keras_encode import ENCODINGS, as_inputs, encode, mapped_values
 from ._keras_layer import Encoder
@@ -54,7 +55,7 @@ class Discretization(Encoder):
         bin_boundaries: Any = None,
         num_bins: int | None = None,
         epsilon: float = 0.01,
-        output_mode: str = "int",
+        output_mode: Encoding | Literal["int"] = "int",
         sparse: bool = False,
         dtype: Any = None,
         name: str | None = None,
@@ -193,7 +194,7 @@ class CategoryEncoding(Encoder):
     def __init__(
         self,
         num_tokens: int | None = None,
-        output_mode: str = "multi_hot",
+        output_mode: Encoding = "multi_hot",
         sparse: bool = False,
         name: str | None = None,
         dtype: Any = None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import ops
+from ..typing import Encoding
 from ._keras_arguments import checked_salt
 from ._keras_encode import ENCODINGS, as_inputs, encode, mapped_values
 from ._keras_layer import Encoder
@@ -58,7 +59,7 @@ class Hashing(Encoder):
         num_bins: int,
         mask_value: Any = None,
         salt: Any = None,
-        output_mode: str = "int",
+        output_mode: Encoding | Literal["int"] = "int",
         sparse: bool = False,
         name: str | None = None,
         dtype: Any = None,
@@ -162,7 +163,12 @@ class HashedCrossing(Encoder):
     _fields = ("name", "dtype", "num_bins", "output_mode", "sparse")
 
     def __init__(
-        self, num_bins: int, output_mode: str = "int", sparse: bool = False, name: str | None = None, dtype: Any = None
+        self,
+        num_bins: int,
+        output_mode: Literal["int", "one_hot"] = "int",
+        sparse: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
     ) -> None:
         if not isinstance(num_bins, int) or num_bins < 0:
             raise ValueError(f"num_bins must be an integer that is not negative, got {num_bins!r}")

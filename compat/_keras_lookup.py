@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..features.words import decoded, encoded, integer_of
+from ..typing import OovMethod, OutputMode
 from ._keras_encode import as_inputs, mapped_values
 from ._keras_index_lookup import IndexLookup
 
@@ -66,7 +67,7 @@ class StringLookup(IndexLookup):
         vocabulary: Any = None,
         idf_weights: Any = None,
         invert: bool = False,
-        output_mode: str = "int",
+        output_mode: OutputMode = "int",
         pad_to_max_tokens: bool = False,
         sparse: bool = False,
         encoding: str = "utf-8",
@@ -180,10 +181,10 @@ class IntegerLookup(IndexLookup):
         vocabulary_dtype: str = "int64",
         idf_weights: Any = None,
         invert: bool = False,
-        output_mode: str = "int",
+        output_mode: OutputMode = "int",
         sparse: bool = False,
         pad_to_max_tokens: bool = False,
-        oov_method: str = "floormod",
+        oov_method: OovMethod = "floormod",
         salt: Any = None,
         name: str | None = None,
         **kwargs: Any,

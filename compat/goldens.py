@@ -14,7 +14,6 @@ import gzip
 import json
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._interrupt import run_command
 from ._parity import OPERATORS, hand_picked, random_cases
 from ._parity.case import Case, Outcome
 from ._parity.evaluate import run_tensorflow, tensorflow_version
@@ -144,4 +144,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from .._interrupt import run_command
 from ._parity import OPERATORS, hand_picked, random_cases
 from ._parity.case import Case
 from ._parity.compare import compare
@@ -137,4 +137,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -125,6 +125,15 @@ def check_errors(device: torch.device | str | None = None) -> None:
         torch.ops.torchsparse_rec.check_errors.default(torch.empty(0, device=each))
 
 
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def config() -> dict[str, str]:
     """Return what :func:`show_config` prints, as a dictionary. Naming GPUs initialises CUDA: call it after any fork."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -133,6 +142,8 @@ def config() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
         "instruction set": cpu_level(),
         "threads": str(torch.get_num_threads()),
         "CUDA library": _CUDA_LIBRARY,
@@ -142,6 +153,10 @@ def config() -> dict[str, str]:
 
 
 def show_config() -> None:
-    """Print the instruction set, threads, CUDA state and versions, one per line."""
+    """
+    Print the versions, the processor, its instruction set, threads and CUDA's state, one per line.
+
+    ``python -m torchsparse_rec`` prints them too, and lists the extras that are installed and the commands.
+    """
     for name, value in config().items():
         print(f"{name}: {value}")

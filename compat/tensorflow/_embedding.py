@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...typing import Combiner, PartitionStrategy
 from ._arguments import as_size, as_tensor
 from ._sparse_segment import keep_coalesced, sparse_segment_reduce
 from ._tensors import RaggedTensor, SparseTensor
@@ -19,7 +20,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _COMBINERS = ("mean", "sqrtn", "sum")
 
 
-def lookup(params: Any, ids: Any, partition_strategy: str, max_norm: Any, sparse_gradient: bool) -> Any:
+def lookup(params: Any, ids: Any, partition_strategy: PartitionStrategy, max_norm: Any, sparse_gradient: bool) -> Any:
     """Compute ``tf.nn.embedding_lookup``."""
     shards = _shards("params", params)
     if isinstance(ids, RaggedTensor):
@@ -37,8 +38,8 @@ def lookup_sparse(
     params: Any,
     sp_ids: Any,
     sp_weights: Any,
-    partition_strategy: str,
-    combiner: str | None,
+    partition_strategy: PartitionStrategy,
+    combiner: Combiner | None,
     max_norm: Any,
     sparse_gradient: bool,
 ) -> Tensor:
@@ -93,9 +94,9 @@ def safe_lookup_sparse(
     embedding_weights: Any,
     sparse_ids: Any,
     sparse_weights: Any,
-    combiner: str | None,
+    combiner: Combiner | None,
     default_id: Any,
-    partition_strategy: str,
+    partition_strategy: PartitionStrategy,
     max_norm: Any,
     sparse_gradient: bool,
 ) -> Tensor:
@@ -163,7 +164,7 @@ def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> lis
     return shards
 
 
-def _combiner(combiner: str | None) -> str:
+def _combiner(combiner: Combiner | None) -> Combiner:
     if combiner is None:
         return "mean"
     if combiner not in _COMBINERS:
@@ -212,7 +213,9 @@ def _weights(argument: str, weights: Any, ids: Tensor) -> Tensor:
     return values
 
 
-def _options(shards: list[Tensor], partition_strategy: str, max_norm: Any, sparse_gradient: bool) -> dict[str, Any]:
+def _options(
+    shards: list[Tensor], partition_strategy: PartitionStrategy, max_norm: Any, sparse_gradient: bool
+) -> dict[str, Any]:
     """Return what all our operators of lookups take; sparse gradients of the shards will be marked as coalesced."""
     if sparse_gradient and torch.is_grad_enabled():
         for shard in shards:
@@ -247,7 +250,7 @@ def _any_row_empty(ids: Tensor, row_ids: Tensor, num_rows: int, weights: Tensor 
 # ---- What our operators do not take ----------------------------------------------------------------------------------
 
 
-def _picked(shards: list[Tensor], ids: Tensor, partition_strategy: str) -> Tensor:
+def _picked(shards: list[Tensor], ids: Tensor, partition_strategy: PartitionStrategy) -> Tensor:
     """Return one row per id, for tables of any dtype."""
     empty = [torch.empty(shard.shape[0], 0, device=ids.device) for shard in shards]
     ops.embedding_lookup(empty, ids, partition_strategy=partition_strategy)  # checks the ids
@@ -276,7 +279,7 @@ def _integer_lookup(
     ids: Tensor,
     weights: Tensor | None,
     rows: dict[str, Any],
-    partition_strategy: str,
+    partition_strategy: PartitionStrategy,
     combiner: str,
     max_norm: Any,
     argument: str = "params",

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...typing import Combiner
 from . import _embedding
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
@@ -45,7 +46,7 @@ def embedding_lookup_sparse(
     params: Any,
     sp_ids: Any,
     sp_weights: Any,
-    combiner: str | None = None,
+    combiner: Combiner | None = None,
     max_norm: Any = None,
     name: str | None = None,
     allow_fast_lookup: bool = False,
@@ -92,7 +93,7 @@ def safe_embedding_lookup_sparse(
     embedding_weights: Any,
     sparse_ids: Any,
     sparse_weights: Any = None,
-    combiner: str | None = "mean",
+    combiner: Combiner | None = "mean",
     default_id: Any = None,
     max_norm: Any = None,
     name: str | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ...optim.row_optimizer import RowOptimizer
+from ...typing import PartitionStrategy
 from ._checkpoint_format import check_crcs
 from ._checkpoint_sources import Found, Source, open_source
 from ._growing_tables import GrowingRows, growing_rows
@@ -26,7 +27,7 @@ def load_tables(
     *,
     optimizer: RowOptimizer | None = None,
     variables: Sequence[str] | None = None,
-    partition_strategy: str = "div",
+    partition_strategy: PartitionStrategy = "div",
     dry_run: bool = False,
 ) -> list[Move]:
     """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .._interrupt import run_command
 from ._arrow import arrow
 from ._progress import progress_bar
 from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
@@ -124,18 +125,15 @@ def _print_columns(schema: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 after one line that says what is wrong, 130 after Ctrl-C."""
+    """Run a command and return its exit code: 0, or 1 after one line that says what is wrong."""
     given = make_parser().parse_args(arguments)
     try:
         (run_convert if given.command == "convert" else run_info)(given)
     except (DataError, ValueError, OSError, ImportError) as error:
         print(f"{given.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"{given.command}: interrupted, nothing is written", file=sys.stderr)
-        return 130
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -7,19 +7,20 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from ..ops import crc32c
+from ..typing import Verify
 from . import _index
 from ._arrow import arrow
 from ._mapped import mapped, populate
 from ._planes import Decoder, most_bytes, scratch
 from .files import DataError, PathLike
 
-VERIFY = ("first", "always", "never")
+VERIFY = get_args(Verify)
 # The errors that reading damaged metadata may raise, beside Arrow's own.
 _COMPLAINTS = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _T = TypeVar("_T")
@@ -40,7 +41,7 @@ class PrebatchedFile:
         ValueError: an unknown column.
     """
 
-    def __init__(self, path: PathLike, columns: Sequence[str] | None = None, verify: str = "first") -> None:
+    def __init__(self, path: PathLike, columns: Sequence[str] | None = None, verify: Verify = "first") -> None:
         self.path, self.verify = os.fspath(path), verify
         self._open()
         self.choose(columns)

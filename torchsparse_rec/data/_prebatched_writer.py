@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ def write_prebatched(
     path: PathLike,
     batches: Iterable[pyarrow.RecordBatch | Mapping[str, Any]],
     *,
-    compression: str | None = None,
+    compression: Literal["zstd"] | None = None,
     level: int | None = None,
     min_saving: float = 0.125,
     narrow: bool = True,

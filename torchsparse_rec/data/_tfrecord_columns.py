@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._arrow_memory import elements, strings
 from ..ops import ExampleColumn, ExampleValues
+from ..typing import ExampleDtype
 from ._arrow import arrow
 
 
@@ -64,7 +65,7 @@ def _row_offsets(array: Any, present: Tensor | None) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def _flat(name: str, array: Any) -> tuple[str, Tensor, Tensor | None]:
+def _flat(name: str, array: Any) -> tuple[ExampleDtype, Tensor, Tensor | None]:
     """
     Return the dtype and the values of an array that is no list, and the offsets if it holds strings, else None.
 
@@ -75,7 +76,7 @@ def _flat(name: str, array: Any) -> tuple[str, Tensor, Tensor | None]:
     if types.is_dictionary(kind):
         return _flat(name, array.dictionary_decode())
     if types.is_boolean(kind) or types.is_integer(kind):
-        dtype = "int32" if types.is_int32(kind) else "int64"
+        dtype: ExampleDtype = "int32" if types.is_int32(kind) else "int64"
         return dtype, _integers(_cast(name, _filled(array), getattr(pa, dtype)())), None
     if types.is_floating(kind):
         return "float32", _tensor(_cast(name, _filled(array), pa.float32()), torch.float32), None

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..ops import ExampleColumn, ExampleValues
+from ..typing import ExampleDtype
 from ._arrow import arrow
 
 _DTYPES = {
@@ -112,7 +113,7 @@ class VarLenFeature:
 Feature: TypeAlias = FixedLenFeature | VarLenFeature
 
 
-def _parsed_dtype(dtype: str) -> str:
+def _parsed_dtype(dtype: Any) -> ExampleDtype:
     return "bytes" if dtype == "str" else dtype
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
+from ..typing import RecordCompression
 from ._arrow import arrow
 from ._tfrecord_columns import example_columns
 from ._tfrecord_prebatched import as_one_record
@@ -55,7 +56,7 @@ class TFRecordWriter:
     """
 
     def __init__(
-        self, path: PathLike, *, compression: str | None = None, prebatched: bool = False, level: int = 6
+        self, path: PathLike, *, compression: RecordCompression | None = None, prebatched: bool = False, level: int = 6
     ) -> None:
         arrow("TFRecordWriter")
         if compression not in (None, "gzip", "zlib"):
@@ -137,7 +138,7 @@ def write_tfrecord(
     path: PathLike,
     batches: Iterable[pyarrow.RecordBatch],
     *,
-    compression: str | None = None,
+    compression: RecordCompression | None = None,
     prebatched: bool = False,
 ) -> int:
     """

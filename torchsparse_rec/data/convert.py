@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..typing import FileFormat, RecordCompression
 from ._arrow import arrow
 from ._progress import progress_bar
 from ._rows import path_list, rebatched
@@ -74,7 +75,8 @@ def _write_parquet(path: PathLike, batches: Iterable[Any], options: Options) -> 
 
 def _write_prebatched(path: PathLike, batches: Iterable[Any], options: Options) -> int:
     batches = rebatched(batches, options.batch_size)
-    return write_prebatched(path, batches, compression=options.compression, progress=False)
+    compression: Any = options.compression  # which this checks
+    return write_prebatched(path, batches, compression=compression, progress=False)
 
 
 def _read_tfrecord(paths: list[PathLike], options: Options, prebatched: bool = False) -> Iterator[Any]:
@@ -100,7 +102,7 @@ def _feature(name: str, kind: Any) -> Any:
 
 def _write_tfrecord(path: PathLike, batches: Iterable[Any], options: Options, prebatched: bool = False) -> int:
     _refuse_compression(path, options)
-    compression = "gzip" if os.fspath(path).endswith(".gz") else None
+    compression: RecordCompression | None = "gzip" if os.fspath(path).endswith(".gz") else None
     batches = rebatched(batches, options.batch_size) if prebatched else batches
     return write_tfrecord(path, batches, compression=compression, prebatched=prebatched)
 
@@ -205,8 +207,8 @@ def convert(
     sources: PathLike | Sequence[PathLike],
     target: PathLike,
     *,
-    source_format: str | None = None,
-    target_format: str | None = None,
+    source_format: FileFormat | None = None,
+    target_format: FileFormat | None = None,
     batch_size: int = BATCH_SIZE,
     columns: Sequence[str] | None = None,
     types: Mapping[str, Any] | None = None,

@@ -20,7 +20,7 @@ from .._torch import pytree
 # What the thread hands over: a batch, with the copies' event and the loader's state; an error; or the end.
 _BATCH, _ERROR, _END = "batch", "error", "end"
 # Seconds that an abandoned iteration waits for the batch that its thread is taking.
-_PATIENCE = 1.0
+_PATIENCE = 0.5
 
 
 class DeviceLoader:
@@ -33,9 +33,9 @@ class DeviceLoader:
 
     Each iteration begins the loader anew. An error of the loader is raised in its turn, after the batches before it.
     If the iteration is abandoned, by Ctrl-C for example, or the interpreter exits, the thread ends after the batch that
-    it is taking. The abandoned iteration waits for that batch for a second at most; the next iteration, ``set_epoch``
-    and ``load_state_dict`` wait for the rest. An interpreter that exits waits until the thread has ended, or for a
-    second if Ctrl-C has ended the program.
+    it is taking. The abandoned iteration waits for that batch for half a second at most; the next iteration,
+    ``set_epoch`` and ``load_state_dict`` wait for the rest. An interpreter that exits waits until the thread has ended,
+    or half a second if Ctrl-C has ended the program.
 
     Args:
         loader: an iterable of batches: tensors, :class:`~torchsparse_rec.JaggedTensor`,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..typing import RatingsLayout
 from ._arrow import arrow
 from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
 from ._ratings import read_ratings as read_ratings
@@ -28,7 +29,7 @@ def read_movielens(
     *,
     batch_size: int = BATCH_SIZE,
     columns: Sequence[str] | None = None,
-    layout: str | None = None,
+    layout: RatingsLayout | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
     r"""
     Read rating files: ``u.data`` of MovieLens 100K, ``ratings.dat`` of 1M and 10M, ``ratings.csv`` of 20M and later.
@@ -91,7 +92,9 @@ def _read(path: PathLike, layout: Layout) -> Iterator[Any]:
             yield pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))
 
 
-def write_movielens(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, layout: str | None = None) -> int:
+def write_movielens(
+    path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, layout: RatingsLayout | None = None
+) -> int:
     """
     Write a file that :func:`read_movielens` reads.
 

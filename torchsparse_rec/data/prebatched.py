@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..typing import Verify
 from ._arguments import check_integer, check_place, check_state
 from ._arrow import arrow
 from ._epoch import Epoch
@@ -88,7 +89,7 @@ class PrebatchedDataset(IterableDataset):
         *,
         batch_size: int | None = None,
         columns: Sequence[str] | None = None,
-        verify: str = "first",
+        verify: Verify = "first",
         shuffle: bool = False,
         shuffle_rows_window: int = 0,
         seed: int = 0,
@@ -325,7 +326,7 @@ def _concat(pa: Any, batches: Iterator[Any]) -> Any:
     return joined[0] if len(joined) == 1 else pa.concat_batches(joined)
 
 
-def _open_all(paths: list[PathLike], columns: Sequence[str] | None, verify: str) -> list[PrebatchedFile]:
+def _open_all(paths: list[PathLike], columns: Sequence[str] | None, verify: Verify) -> list[PrebatchedFile]:
     """Open files, all with the columns of the first one in its order."""
     if not paths:
         raise ValueError("PrebatchedDataset: paths must have at least one file, got none")

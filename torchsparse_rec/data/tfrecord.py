@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from .. import ops
+from ..typing import RecordCompression, ShardBy
 from ._arrow import arrow
 from ._rows import check_known, path_list, rebatched
 from ._tfrecord_ahead import ahead, mapped
@@ -97,11 +98,11 @@ class TFRecordReader:
         batch_size: int | None = None,
         *,
         prebatched: bool = False,
-        compression: str | None = "auto",
+        compression: RecordCompression | Literal["auto"] | None = "auto",
         verify: bool = True,
         num_shards: int = 1,
         index: int = 0,
-        shard_by: str = "record",
+        shard_by: ShardBy = "record",
     ) -> None:
         arrow("TFRecordReader")
         self.paths = _checked_paths("TFRecordReader", paths, compression)
@@ -182,7 +183,7 @@ def read_tfrecord(
     batch_size: int | None = None,
     columns: Sequence[str] | None = None,
     prebatched: bool = False,
-    compression: str | None = "auto",
+    compression: RecordCompression | Literal["auto"] | None = "auto",
 ) -> Iterator[pyarrow.RecordBatch]:
     """
     Read TFRecord files of examples: :class:`TFRecordReader` as a function.
@@ -214,7 +215,11 @@ def read_tfrecord(
 
 
 def infer_features(
-    path: PathLike, *, records: int = 100, prebatched: bool = False, compression: str | None = "auto"
+    path: PathLike,
+    *,
+    records: int = 100,
+    prebatched: bool = False,
+    compression: RecordCompression | Literal["auto"] | None = "auto",
 ) -> dict[str, Feature]:
     """
     Infer the features of a TFRecord file from its first records.

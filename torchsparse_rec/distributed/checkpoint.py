@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from ..typing import CheckpointKind
 from ..variable.checkpoint import CheckpointStore, ShardWriter, Writer
 from ._contents import Contents, FixedTable
 from ._keys import block_range
@@ -99,7 +100,7 @@ def save(
     metadata = _joined([of_rank for _, of_rank, _ in said])
     bases = {base for *_, base in said}
     base = bases.pop() if len(bases) == 1 else None
-    kind = "full" if base is None else "delta"
+    kind: CheckpointKind = "full" if base is None else "delta"
     with ExitStack() as stack:
         with agreeing(group) as said:
             if first:

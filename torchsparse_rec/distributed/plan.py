@@ -7,7 +7,9 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..typing import PlanName
 
 if TYPE_CHECKING:
     from .cost import Use
@@ -89,6 +91,8 @@ class Replicated:
 
 
 TablePlan = RowWise | TableWise | ColumnWise | Replicated
+#: A plan for all tables or some, as :func:`~torchsparse_rec.distributed.shard` takes it.
+Plans = Literal["auto"] | PlanName | TablePlan | Mapping[str, Literal["auto"] | PlanName | TablePlan]
 
 # TorchRec's names.
 _NAMES: dict[str, TablePlan] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,14 @@ from ..nn.collection import Collection
 from ..tables.part import Part
 from ..tables.stale import set_part
 from ..tables.table import table_of
+from ..typing import PlanName
 from ._keys import is_of_rank
 from .agreed import agreeing
 from .boxes import Kept
 from .ddp import leave_out_of_ddp
 from .drawn import drawn_part
 from .machine import MACHINES, Machine
-from .plan import Replicated, RowWise, TablePlan, TableWise, as_plan
+from .plan import Plans, Replicated, RowWise, TablePlan, TableWise, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
 from .sharded import SHARDED
@@ -36,6 +37,8 @@ from .together import look_up_together, note_split
 
 __all__ = ["plan_of", "shard"]
 
+ModuleT = TypeVar("ModuleT", bound=Module)
+
 # Examples of a rank's batch for the planner, each with one id of each feature.
 _BATCH = 4096
 # Keys of a table that grows, from which those of such a batch are drawn.
@@ -43,18 +46,18 @@ _KEYS = 10**9
 
 
 def shard(
-    module: Module,
+    module: ModuleT,
     mesh: DeviceMesh | None = None,
-    plan: Any = "auto",
+    plan: Plans = "auto",
     *,
     batch: Any = None,
-    constraints: Mapping[str, Sequence[Any]] | None = None,
+    constraints: Mapping[str, Sequence[TablePlan | PlanName]] | None = None,
     memory: int | None = None,
     machine: Machine | None = None,
     merge: bool = True,
     wire_dtype: torch.dtype | None = None,
     timeout: float = 300.0,
-) -> Module:
+) -> ModuleT:
     """
     Split the tables of a module over the ranks of a job, in place.
 

@@ -1,1 +1,1 @@
-"""Training programs, each one command."""
+"""Training programs, each one command: ``python -m torchsparse_rec.examples`` lists them."""

@@ -9,10 +9,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from .._extras import extra_module
+from .._interrupt import run_command
 from ._job import Job, leave
 from ._records import plot_curves, summary
 from ._trainer import Trainer
@@ -81,14 +83,18 @@ def begin(arguments: argparse.Namespace) -> Job:
 
 def run(main: Callable[[], int]) -> NoReturn:
     """
-    Run a command, and end the process with its exit code.
+    Run a command, and end the process with its exit code, or as :func:`~torchsparse_rec._interrupt.run_command` does.
 
     A rank ends within its handlers, see :func:`~torchsparse_rec.examples._job.leave`.
     """
-    if not is_under_torchrun():
-        sys.exit(main())
+    run_command(partial(_run_rank, main) if is_under_torchrun() else main)
+
+
+def _run_rank(main: Callable[[], int]) -> NoReturn:
     try:
         leave(main())
+    except KeyboardInterrupt:
+        raise
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             leave(end.code or 0)

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from .. import distributed
 from ..distributed.agreed import agreed, agreeing
+from ..distributed.plan import Plans
 from ..tables.table import table_if_any
 from ..variable.checkpoint import CheckpointStore
 from ._checkpoints import Checkpoint
@@ -82,7 +83,7 @@ class _Checkpoint(Checkpoint):
         distributed.load(self.path, train_on.model, optimizer, version=self._version)
 
 
-def begin(device: torch.device, plan: str) -> Ranks:
+def begin(device: torch.device, plan: Plans) -> Ranks:
     """Let the ranks that torchrun has started meet, and return their job; see :class:`Ranks`."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -106,7 +107,7 @@ class Ranks(Job):
         plan: where tables are.
     """
 
-    def __init__(self, device: torch.device, plan: str) -> None:
+    def __init__(self, device: torch.device, plan: Plans) -> None:
         super().__init__(device)
         self.rank, self.ranks, self._plan = dist.get_rank(), dist.get_world_size(), plan
         self._group = dist.group.WORLD

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..typing import Combiner
 from ._base import CategoricalColumn, Column, check_count, check_key
 from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn, check_categorical
 from ._functions import as_initializer
@@ -25,7 +26,7 @@ class EmbeddingColumn(Column):
 
     categorical_column: CategoricalColumn
     dimension: int
-    combiner: str = "mean"
+    combiner: Combiner = "mean"
     initializer: Initializer | None = None
     max_norm: float | None = None
     trainable: bool = True
@@ -61,7 +62,7 @@ class SharedEmbeddingColumn(Column):
 
     categorical_column: CategoricalColumn
     dimension: int
-    combiner: str = "mean"
+    combiner: Combiner = "mean"
     initializer: Initializer | None = None
     shared_embedding_collection_name: str = ""
     max_norm: float | None = None
@@ -85,7 +86,7 @@ class SharedEmbeddingColumn(Column):
 def embedding_column(
     categorical_column: CategoricalColumn,
     dimension: int,
-    combiner: str = "mean",
+    combiner: Combiner = "mean",
     initializer: Initializer | None = None,
     *,
     max_norm: float | None = None,
@@ -120,7 +121,7 @@ def embedding_column(
 def shared_embeddings(
     categorical_columns: Sequence[CategoricalColumn],
     dimension: int,
-    combiner: str = "mean",
+    combiner: Combiner = "mean",
     initializer: Initializer | None = None,
     shared_embedding_collection_name: str | None = None,
     *,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
+from ..typing import Combiner
 from ._adapt import adapted, from_state, to_state, with_leaves
 from ._base import CategoricalColumn, Column, DenseColumn, column_from_config
 from ._embedding import COMBINERS
@@ -119,7 +120,7 @@ class FeatureTransform(torch.nn.Module):
         columns: Iterable[Column],
         linear_columns: Iterable[CategoricalColumn] = (),
         *,
-        linear_combiner: str = "sum",
+        linear_combiner: Combiner = "sum",
         drop_missing: bool = True,
     ) -> None:
         super().__init__()
@@ -206,6 +207,10 @@ class FeatureTransform(torch.nn.Module):
             made.get("sequence"),
             steps or None,
         )
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, batch: Any) -> Features: ...
 
     # ---- Configs of a model's tables ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -53,6 +54,10 @@ class Vocabulary(torch.nn.Module):
             return torch.full_like(values, -1)
         at = torch.searchsorted(self.keys, values).clamp(max=self.size - 1)
         return torch.where(self.keys[at] == values, self.places[at], -1)
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, values: Tensor | Strings) -> Tensor: ...
 
     def _of_strings(self, values: Strings) -> Tensor:
         hashes = ops.string_fingerprint64(*values)

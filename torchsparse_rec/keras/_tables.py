@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import nn, ops
 from ..tables.stale import StaleParameter
+from ..typing import GradMode
 from ._by_rows import announced_optimizer, is_stored, steps_rows
 
 __all__ = ["are_looked_up_by_us", "ids_of", "pooled", "rows_module"]
@@ -71,7 +72,7 @@ def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) 
         layer.__dict__["_rows"] = known = module, weights
     module = known[0]
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        mode = "sparse" if _are_sparse(variables) else "dense"
+        mode: GradMode = "sparse" if _are_sparse(variables) else "dense"
         if module.grad_mode != mode:
             module.grad_mode = mode
     return module

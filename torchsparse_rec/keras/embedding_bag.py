@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from .. import nn
+from ..typing import Combiner
 from ._tables import are_looked_up_by_us, ids_of, pooled, rows_module
 
 __all__ = ["EmbeddingBag"]
@@ -55,7 +56,7 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
         self,
         input_dim: int,
         output_dim: int,
-        combiner: str = "mean",
+        combiner: Combiner = "mean",
         embeddings_initializer: Any = "uniform",
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..tables.table import split_part
+from ..typing import GradMode
 from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values, is_in_job
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
@@ -49,7 +50,7 @@ class KeyedTable(GradModeMixin):
         seed: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> None:
         super().__init__()
         self.name = name or "embedding_variable"

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from .._torch import load_hooks, untraced
 from ..tables.table import are_same, table_of
+from ..typing import GradMode
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._read import TableSet
@@ -27,7 +28,7 @@ class TableOwner(torch.nn.Module):
     """
 
     # For a table in a collection, the collection's.
-    _grad_mode: str | None = None
+    _grad_mode: GradMode | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -106,7 +107,7 @@ class FusedOwner(torch.nn.Module):
     _known_tables: dict[tuple[int, ...], TableSet]
     _leaf: Tensor
     _number: int
-    _grad_mode: str | None = None
+    _grad_mode: GradMode | None = None
     # The tables as they are stored, in the order of the whole plan.
     _stored_weights: Callable[[], list[Parameter]]
 

@@ -17,6 +17,7 @@ from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ..tables.stale import are_trained
+from ..typing import GradMode
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
@@ -110,7 +111,7 @@ class Collection(HasGradMode):
         configs: Sequence[Any],
         modes: Sequence[int],
         device: torch.device | str | None,
-        grad_mode: str | None,
+        grad_mode: GradMode | None,
     ) -> None:
         super().__init__()
         _check_configs(type(self).__name__, configs)
@@ -296,7 +297,7 @@ class Collection(HasGradMode):
         if not torch.is_grad_enabled():
             return ["dense"] * len(weights)
         if self._grad_mode != "auto":
-            kind = self._grad_mode or "dense"
+            kind: str = self._grad_mode or "dense"
             self._check_shards(kind)
             if kind != "fused" or are_trained(weights):
                 return [kind] * len(weights)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.optim import Optimizer
 
+from ..typing import GradMode
 from ._owner import TableOwner
 from .auto import AutoChoice
 from .embedding import Embedding
@@ -18,12 +19,14 @@ from .grad_mode import GradModeMixin, HasGradMode
 
 __all__ = ["convert", "explain", "revert", "use_optimizer"]
 
+ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
+
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 _CONVERTED: dict[type, type[GradModeMixin]] = {torch.nn.Embedding: Embedding, torch.nn.EmbeddingBag: EmbeddingBag}
 
 
-def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn.Module:
+def convert(model: ModuleT, *, grad_mode: GradMode | None = None) -> ModuleT:
     """
     Turn every ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` of a model into this package's class, in place.
 
@@ -69,6 +72,12 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn
     return model
 
 
+@overload
+def revert(model: Embedding) -> torch.nn.Embedding: ...  # type: ignore[overload-overlap]
+@overload
+def revert(model: EmbeddingBag) -> torch.nn.EmbeddingBag: ...  # type: ignore[overload-overlap]
+@overload
+def revert(model: ModuleT) -> ModuleT: ...
 def revert(model: torch.nn.Module) -> torch.nn.Module:
     """
     Turn every :class:`Embedding` and :class:`EmbeddingBag` of a model into torch's, in place, for exporters.

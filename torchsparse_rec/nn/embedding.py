@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
+from ..typing import GradMode
 from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, renormalise
 from .grad_mode import GradModeMixin, forward_untraced
 from .plan import Ids
@@ -95,7 +96,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         device=None,
         dtype=None,
         *,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> None:
         check_padding_idx("Embedding", padding_idx, num_embeddings)
         super().__init__(
@@ -137,6 +138,10 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         except IndexError:
             raise (bad_id("Embedding", input, self._num_rows()) or sys.exc_info()[1]) from None  # type: ignore[misc]
 
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, input: Tensor) -> Tensor: ...
+
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind = self._gradient_kind(weight, input.numel())
         if self.max_norm is not None:
@@ -167,7 +172,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         *,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> Embedding:
         """
         Make a module around an existing table.

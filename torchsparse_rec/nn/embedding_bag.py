@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from .._reduction import POOLING
 from .._torch import as_stored
 from ..ops.embedding import look_up_bare, padding_number, with_last_offset
 from ..tables.stale import StaleParameter
+from ..typing import GradMode, Pooling
 from ._lookup import ID_DTYPES, bad_id, check_ids, pool, renormalise
 from .embedding import check_padding_idx
 from .grad_mode import GradModeMixin, forward_untraced
@@ -97,7 +98,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
-        mode: str = "mean",
+        mode: Pooling = "mean",
         sparse: bool = False,
         _weight: Tensor | None = None,
         include_last_offset: bool = False,
@@ -105,7 +106,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         device=None,
         dtype=None,
         *,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> None:
         if mode not in POOLING:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(map(repr, POOLING))}, got {mode!r}")
@@ -151,6 +152,12 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             if error is None:
                 raise
             raise error from None
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(
+            self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        ) -> Tensor: ...
 
     def _look_up_bare(self, weight: Parameter, ids: Tensor, offsets: Tensor) -> Tensor:
         sparse = self._gives_coo()
@@ -199,19 +206,19 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         return self._torchs_repr(torch.nn.EmbeddingBag) + mode
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls,
         embeddings: Tensor,
         freeze: bool = True,
         max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
-        mode: str = "mean",
+        mode: Pooling = "mean",
         sparse: bool = False,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         *,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> EmbeddingBag:
         """
         Make a module around an existing table.

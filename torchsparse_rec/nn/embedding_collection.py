@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from .._reduction import POOLING
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
+from ..typing import GradMode
 from .collection import Collection
 from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling
 from .plan import Ids
@@ -75,7 +76,7 @@ class EmbeddingBagCollection(Collection):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         *,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> None:
         modes = [POOLING[as_pooling(config.pooling).value.lower()] for config in tables]
         super().__init__(tables, modes, device, grad_mode)
@@ -117,6 +118,10 @@ class EmbeddingBagCollection(Collection):
         pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False), self._lengths(x)))
         whole = [part.index_select(0, rows[key]) for part, key in zip(pooled, self._lookup_features, strict=True)]
         return KeyedTensor(names, widths, torch.cat(whole, 1))
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, features: Any) -> KeyedTensor: ...
 
     def lookup(self, features: Any) -> dict[str, Tensor]:
         """
@@ -184,7 +189,7 @@ class EmbeddingCollection(Collection):
         device: torch.device | str | None = None,
         need_indices: bool = False,
         *,
-        grad_mode: str | None = None,
+        grad_mode: GradMode | None = None,
     ) -> None:
         super().__init__(tables, [POOLING["sum"]] * len(tables), device, grad_mode)
         self._need_indices = need_indices
@@ -216,3 +221,7 @@ class EmbeddingCollection(Collection):
                 part.reshape(-1, width), ids.values() if self._need_indices else None, lengths=ids.lengths()
             )
         return rows
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, features: Any) -> dict[str, JaggedTensor]: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -95,6 +95,10 @@ class EmbeddingVariable(KeyedCheckpoints):
         if input.is_nested:
             return _nested_like(input, self(input.values()))
         return self._look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, input: Tensor) -> Tensor: ...
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
 from ..tables.table import table_of
+from ..typing import GradMode
 from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
 from ._owner import FusedOwner, TableOwner
 from ._read import look_up_stale, owned_table, read
@@ -26,7 +27,7 @@ from .plan import NO_LOOKUPS, Ids, Plan
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
-GRAD_MODES = (None, "sparse", "dense", "fused", "auto")
+GRAD_MODES = (None, *get_args(GradMode))
 # Those in which a lookup's gradient has a layout that depends on nothing else.
 _SIMPLE = (None, "sparse", "dense")
 
@@ -38,12 +39,12 @@ class HasGradMode(FusedOwner):
     """A module with one or more tables and one ``grad_mode``."""
 
     @property
-    def grad_mode(self) -> str | None:
+    def grad_mode(self) -> GradMode | None:
         """The mode: ``None``, ``"sparse"``, ``"dense"``, ``"fused"`` or ``"auto"``; may be set at any time."""
         return self._grad_mode
 
     @grad_mode.setter
-    def grad_mode(self, value: str | None) -> None:
+    def grad_mode(self, value: GradMode | None) -> None:
         if value not in GRAD_MODES:
             raise ValueError(f"grad_mode must be one of {', '.join(map(repr, GRAD_MODES))}, got {value!r}")
         self._grad_mode = value
@@ -160,7 +161,7 @@ class GradModeMixin(HasGradMode, TableOwner):
     norm_type: float
     _last_plan: Plan = NO_LOOKUPS
 
-    def _init_grad_mode(self, grad_mode: str | None) -> None:
+    def _init_grad_mode(self, grad_mode: GradMode | None) -> None:
         if "sparse" in self.__dict__:  # the module was one of torch's before
             self._sparse = self.__dict__.pop("sparse")
         self._init_fused()
@@ -341,7 +342,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         load_estimate(self._auto, local_metadata)
 
 
-def gives_coo(grad_mode: str | None, auto: AutoChoice, table: TableOwner) -> bool:
+def gives_coo(grad_mode: GradMode | None, auto: AutoChoice, table: TableOwner) -> bool:
     """Say whether a table's gradient is COO in ``grad_mode``, where ``None`` counts as dense."""
     return grad_mode == "sparse" or (grad_mode == "auto" and auto.settle(table._stored_weight()) == "sparse")
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import _reduction
 from .._torch import backward_number, bare_apply, below_autograd, is_seen
+from ..typing import Pooling
 from .autograd import differentiable, is_bare, no_second_derivative, only_once, register
 
 __all__ = ["embedding", "embedding_bag"]
@@ -77,7 +78,7 @@ def embedding_bag(
     offsets: Tensor,
     *,
     per_sample_weights: Tensor | None = None,
-    mode: str = "sum",
+    mode: Pooling = "sum",
     padding_idx: int | None = None,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _reduction
 from .._torch import any_requires_grad, backward_number, below_autograd, is_seen
+from ..typing import Pooling
 from .autograd import call, not_differentiable, only_once, register
 from .embedding import Mark, coo_tensor
 
@@ -30,7 +31,7 @@ def embedding_collection(
     *,
     tables: Sequence[int],
     keys: Sequence[int],
-    modes: Sequence[str],
+    modes: Sequence[Pooling],
     bags: Sequence[int],
     per_sample_weights: Tensor | None = None,
     padding_idx: Sequence[int | None] | None = None,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
+from ..typing import Combiner, PartitionStrategy
 from . import _embedding_shards
 from .embedding import embedding, lookup_bags
 from .segment import segment_sum
@@ -32,7 +33,7 @@ def embedding_lookup(
     params: Tensor | Sequence[Tensor],
     ids: Tensor,
     *,
-    partition_strategy: str = "mod",
+    partition_strategy: PartitionStrategy = "mod",
     max_norm: float | None = None,
     sparse: bool = False,
 ) -> Tensor:
@@ -87,8 +88,8 @@ def embedding_lookup_sparse(
     offsets: Tensor | None = None,
     num_rows: int | None = None,
     weights: Tensor | None = None,
-    combiner: str = "mean",
-    partition_strategy: str = "mod",
+    combiner: Combiner = "mean",
+    partition_strategy: PartitionStrategy = "mod",
     max_norm: float | None = None,
     sparse: bool = False,
     nan_weights: bool = False,
@@ -156,9 +157,9 @@ def safe_embedding_lookup_sparse(
     offsets: Tensor | None = None,
     num_rows: int | None = None,
     weights: Tensor | None = None,
-    combiner: str = "mean",
+    combiner: Combiner = "mean",
     default_id: int | None = None,
-    partition_strategy: str = "mod",
+    partition_strategy: PartitionStrategy = "mod",
     max_norm: float | None = None,
     sparse: bool = False,
     nan_weights: bool = False,

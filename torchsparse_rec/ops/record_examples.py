@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..typing import ExampleDtype
 from .autograd import not_differentiable
 from .record import check_cpu
 
@@ -54,7 +55,7 @@ class ExampleColumn:
         ExampleColumn(dtype='int64', size=2, default=[0, 0], nullable=False)
     """
 
-    dtype: str
+    dtype: ExampleDtype
     size: int | None = 1
     default: Sequence[Any] | None = None
     nullable: bool = False

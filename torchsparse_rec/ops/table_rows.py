@@ -7,17 +7,19 @@ Contract: csrc/table.h. Kernels: csrc/cpu/table_rows.cpp, csrc/cuda/table_rows.c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from ..typing import InitialKind
 from ._in_place import tell_autograd, without_result
 from .autograd import not_differentiable
 
 __all__ = ["table_assign_", "table_initialize_", "table_lookup"]
 
 # In the order of csrc/table.h's InitialKind.
-INITIAL_KINDS = ("constant", "uniform", "normal", "truncated_normal")
+INITIAL_KINDS = get_args(InitialKind)
 
 _ops = torch.ops.torchsparse_rec
 
@@ -28,7 +30,7 @@ def table_initialize_(
     keys: Tensor,
     *,
     values: Tensor | None = None,
-    kind: str = "constant",
+    kind: InitialKind = "constant",
     parameters: Sequence[float] = (0.0,),
     seed: int = 0,
 ) -> None:
@@ -76,7 +78,7 @@ def table_lookup(
     *,
     missing: Tensor | None = None,
     values: Tensor | None = None,
-    kind: str = "constant",
+    kind: InitialKind = "constant",
     parameters: Sequence[float] = (0.0,),
     seed: int = 0,
 ) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from .._interrupt import run_command
 from ._arguments import checked_device
 from ._run import diagnose
 from .demo import HEALTHY_LOOPS, PLANTS, build
@@ -162,4 +163,4 @@ def _module(source: str) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -11,16 +11,17 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from ..ops import crc32c
+from ..typing import CheckpointKind
 
 FORMAT = "torchsparse_rec checkpoint"
 VERSION = 1
-KINDS = ("full", "delta")
+KINDS = get_args(CheckpointKind)
 # The shard of a version that several processes write: by rank and index.
 _OF_RANK = re.compile(r"shard-\d{5,}-\d{5,}\.safetensors")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..typing import CheckpointKind
 from . import _shards
 from ._manifest import KINDS, CheckpointError, Manifest, Shard, VersionInfo
 from ._shards import MANIFEST
@@ -133,7 +134,7 @@ class CheckpointStore:
 
     def writer(
         self,
-        kind: str = "full",
+        kind: CheckpointKind = "full",
         metadata: Mapping[str, Any] | None = None,
         *,
         base: int | None = None,

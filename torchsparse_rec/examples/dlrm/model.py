@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import torchsparse_rec
 
+from ...typing import GradMode
 from .._layers import linear
 
 
@@ -116,7 +117,7 @@ class DLRM(nn.Module):
         numbers: int = 13,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 256),
-        grad_mode: str = "fused",
+        grad_mode: GradMode = "fused",
     ) -> None:
         super().__init__()
         dims = {table.embedding_dim for table in tables}
@@ -129,3 +130,7 @@ class DLRM(nn.Module):
     def forward(self, numbers: Tensor, ids: Any) -> Tensor:
         """Return the logits ``[B]`` of numbers ``[B, n]`` and all features' ids, a ``KeyedJaggedTensor`` or mapping."""
         return self.layers(numbers, self.bags(ids).values())
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, numbers: Tensor, ids: Any) -> Tensor: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...typing import GradMode
 from .. import _optimizers, _settings
 from .._optimizers import OPTIMIZERS
 from .._settings import GRAD_MODES, default_rates, positive_float, positive_int, seed, setting, widths
@@ -33,7 +34,7 @@ class Settings(_settings.Settings):
     embedding_dim: int = setting(16, "width of each category's rows, default {}", type=positive_int)
     bottom: tuple[int, ...] = setting((512, 256, 64), _NUMBERS, type=widths)
     top: tuple[int, ...] = setting((512, 256), _PRODUCTS, type=widths)
-    grad_mode: str = setting("fused", "gradient mode of the tables, default {}", choices=GRAD_MODES)
+    grad_mode: GradMode = setting("fused", "gradient mode of the tables, default {}", choices=GRAD_MODES)
     optimizer: str = setting("adagrad", "optimizer, default {}", choices=OPTIMIZERS)
     lr: float | None = setting(None, default_rates(LEARNING_RATES), type=positive_float)
     seed: int = setting(0, "seed of dense weights and generated examples, default {}", type=seed)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 import torchsparse_rec
 
+from ...typing import GradMode
+
 # A function of num_embeddings and embedding_dim that returns a module, which maps ids [N] to rows [N, embedding_dim].
 TableFactory = Callable[[int, int], nn.Embedding]
 
 
-def table_factory(grad_mode: str) -> TableFactory:
+def table_factory(grad_mode: GradMode) -> TableFactory:
     """Return a factory of ``torchsparse_rec.nn.Embedding`` tables with this ``grad_mode``, e.g. sparse or fused."""
     return lambda rows, dim: torchsparse_rec.nn.Embedding(rows, dim, grad_mode=grad_mode)
 
@@ -87,6 +90,10 @@ class NeuMF(nn.Module):
         for layer in self.mlp:
             hidden = layer(hidden).relu_()
         return self.output(torch.cat([gmf_user * gmf_item, hidden], dim=1)).squeeze(1)
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, users: Tensor, items: Tensor) -> Tensor: ...
 
     @torch.no_grad()
     def score_all(self, users: Tensor) -> Tensor:

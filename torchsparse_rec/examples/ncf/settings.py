@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from ...typing import GradMode
 from .. import _settings
 from .._settings import GRAD_MODES, default_rates, positive_float, positive_int, seed, setting, widths
 
@@ -27,7 +28,7 @@ _EXCLUDE = "never draw the held-out item as a negative, as many published progra
 class Settings(_settings.Settings):
     """Settings that determine a run's bits, beside its data."""
 
-    grad_mode: str = setting("auto", "gradient mode of the tables, default {}", choices=GRAD_MODES)
+    grad_mode: GradMode = setting("auto", "gradient mode of the tables, default {}", choices=GRAD_MODES)
     optimizer: str = setting("adam", "optimizer, default {}", choices=OPTIMIZERS)
     lr: float | None = setting(None, default_rates(LEARNING_RATES), type=positive_float)
     factors: int = setting(8, "width of the GMF vectors, default {}", type=positive_int)

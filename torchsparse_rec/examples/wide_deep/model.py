@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import torchsparse_rec
 
+from ...typing import GradMode
 from .._layers import linear
 from .._settings import GRAD_MODES
 
@@ -46,7 +47,7 @@ class WideDeep(nn.Module):
         hots: Mapping[str, int],
         numbers: int,
         mlp: Sequence[int] = (256, 128),
-        grad_mode: str = "fused",
+        grad_mode: GradMode = "fused",
     ) -> None:
         super().__init__()
         widths = {table.embedding_dim for table in tables}
@@ -93,6 +94,10 @@ class WideDeep(nn.Module):
         for layer in later:
             hidden = linear(hidden, layer.weight, layer.bias).relu()
         return (self.output(hidden) + wide).squeeze(1)
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, numbers: Tensor, ids: Any) -> Tensor: ...
 
     def _first_layer(self, first: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...typing import GradMode
 from .. import _settings
 from .._optimizers import LEARNING_RATES, OPTIMIZERS
 from .._settings import GRAD_MODES, default_rates, positive_float, positive_int, seed, setting, widths
@@ -28,7 +29,7 @@ class Settings(_settings.Settings):
     distribution: str = setting("uniform", "distribution of generated ids, default {}", choices=DISTRIBUTIONS)
     embedding_dim: int = setting(16, "width of each feature's rows, default {}", type=positive_int)
     mlp: tuple[int, ...] = setting((256, 128), "widths of the hidden layers, default {}", type=widths)
-    grad_mode: str = setting("fused", "gradient mode of the tables, default {}", choices=GRAD_MODES)
+    grad_mode: GradMode = setting("fused", "gradient mode of the tables, default {}", choices=GRAD_MODES)
     optimizer: str = setting("sgd", "optimizer, default {}", choices=OPTIMIZERS)
     lr: float | None = setting(None, default_rates(LEARNING_RATES), type=positive_float)
     seed: int = setting(0, "seed of weights and examples, default {}", type=seed)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...typing import GradMode
 from .._job import ALONE, Job
 from .._optimizers import OPTIMIZERS
 from .._step import Step
@@ -16,7 +17,7 @@ from .model import WideDeep
 
 
 def make_model(
-    columns: Columns, mlp: Sequence[int], grad_mode: str, seed: int, device: torch.device | str = "cpu"
+    columns: Columns, mlp: Sequence[int], grad_mode: GradMode, seed: int, device: torch.device | str = "cpu"
 ) -> WideDeep:
     """Make a network whose weights depend on the seed alone. torch's global generator keeps its state."""
     with torch.random.fork_rng(devices=[]):

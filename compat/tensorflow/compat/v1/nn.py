@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .....typing import Combiner, PartitionStrategy
 from ... import _embedding
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
@@ -14,7 +15,7 @@ __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup
 def embedding_lookup(
     params: Any,
     ids: Any,
-    partition_strategy: str = "mod",
+    partition_strategy: PartitionStrategy = "mod",
     name: str | None = None,
     validate_indices: bool = True,
     max_norm: Any = None,
@@ -37,9 +38,9 @@ def embedding_lookup_sparse(
     params: Any,
     sp_ids: Any,
     sp_weights: Any,
-    partition_strategy: str = "mod",
+    partition_strategy: PartitionStrategy = "mod",
     name: str | None = None,
-    combiner: str | None = None,
+    combiner: Combiner | None = None,
     max_norm: Any = None,
     allow_fast_lookup: bool = False,
     *,
@@ -63,10 +64,10 @@ def safe_embedding_lookup_sparse(
     embedding_weights: Any,
     sparse_ids: Any,
     sparse_weights: Any = None,
-    combiner: str | None = "mean",
+    combiner: Combiner | None = "mean",
     default_id: Any = None,
     name: str | None = None,
-    partition_strategy: str = "div",
+    partition_strategy: PartitionStrategy = "div",
     max_norm: Any = None,
     allow_fast_lookup: bool = False,
     *,

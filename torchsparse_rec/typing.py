@@ -1,0 +1,72 @@
+"""
+The words that arguments take, as types: to mypy and pyright another word is an error, before it is one at run time.
+
+A function's own variables are annotated with them too.
+
+Example:
+    >>> from torchsparse_rec import nn
+    >>> from torchsparse_rec.typing import GradMode
+    >>> def table(rows: int, grad_mode: GradMode | None = None) -> nn.Embedding:
+    ...     return nn.Embedding(rows, 16, grad_mode=grad_mode)
+    >>> table(9, "sparse")
+    Embedding(9, 16, grad_mode='sparse')
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = [
+    "CheckpointKind",
+    "Combiner",
+    "Encoding",
+    "ExampleDtype",
+    "FileFormat",
+    "GradMode",
+    "InitialKind",
+    "OovMethod",
+    "OutputMode",
+    "PartitionStrategy",
+    "PlanName",
+    "Pooling",
+    "RatingsLayout",
+    "RecordCompression",
+    "ShardBy",
+    "Verify",
+]
+
+#: The layout of a table's gradient, see :class:`torchsparse_rec.nn.Embedding`; None is a module's own.
+GradMode = Literal["sparse", "dense", "fused", "auto"]
+#: How the rows of a bag become one.
+Pooling = Literal["sum", "mean", "sqrtn", "max"]
+#: The same in TensorFlow's lookups by sparse ids, which have weights.
+Combiner = Literal["sum", "mean", "sqrtn"]
+#: In which of several shards of a table a row is, see :func:`torchsparse_rec.ops.embedding_lookup`.
+PartitionStrategy = Literal["mod", "div"]
+#: How rows of new keys start, see :func:`torchsparse_rec.ops.table_initialize_`.
+InitialKind = Literal["constant", "uniform", "normal", "truncated_normal"]
+#: The dtypes of :class:`torchsparse_rec.ops.ExampleColumn`.
+ExampleDtype = Literal["int64", "int32", "float32", "bytes"]
+
+#: The formats of :func:`torchsparse_rec.data.convert`.
+FileFormat = Literal["criteo", "csv", "movielens", "parquet", "prebatched", "tfrecord", "tfrecord-prebatched"]
+#: The layouts of MovieLens's releases, see :func:`torchsparse_rec.data.read_movielens`.
+RatingsLayout = Literal["ml-100k", "ml-1m", "ml-20m"]
+#: Of TFRecord files; None: none.
+RecordCompression = Literal["gzip", "zlib"]
+#: What a :class:`torchsparse_rec.data.TFRecordReader` of several takes turns by.
+ShardBy = Literal["record", "file"]
+#: When :class:`torchsparse_rec.data.PrebatchedDataset` compares checksums.
+Verify = Literal["first", "always", "never"]
+
+#: The checkpoints of :class:`torchsparse_rec.variable.CheckpointStore`.
+CheckpointKind = Literal["full", "delta"]
+#: TorchRec's names for where a table is, see :func:`torchsparse_rec.distributed.shard`.
+PlanName = Literal["row_wise", "table_wise", "column_wise", "data_parallel"]
+
+#: What the layers of :mod:`torchsparse_rec.compat.keras` give besides places.
+Encoding = Literal["one_hot", "multi_hot", "count"]
+#: What those with a vocabulary give.
+OutputMode = Literal["int", "one_hot", "multi_hot", "count", "tf_idf"]
+#: By which ``IntegerLookup`` hashes integers out of its vocabulary.
+OovMethod = Literal["floormod", "farmhash"]
