@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchsparse_rec import nn, ops
 from torchsparse_rec.ops.quantized import ROW_FORMATS
+from torchsparse_rec.typing import RowsFormat
 
 from .embedding import Batch, Problem, in_turn, mean_ids
 from .rows import Case, Make, Options, Row, fbgemm
@@ -63,7 +64,7 @@ def fbgemms(options: Options, rows: str, table: Tensor, batches: list[Batch]) ->
     return make
 
 
-def row(rows: str, spread: str) -> Row:
+def row(rows: RowsFormat, spread: str) -> Row:
     """Make the benchmark row of one format and one distribution of ids."""
     problem = Bags(DIM, spread)
 
@@ -93,4 +94,5 @@ def row(rows: str, spread: str) -> Row:
     return Row(name, f"quantized_embedding_bag, {rows} rows, sum, 1M x 64, 1M ids", build, targets=targets)
 
 
-ROWS = [row(rows, spread) for rows in ("int8", "int4") for spread in ("uniform", "zipf")]
+FORMATS: tuple[RowsFormat, ...] = ("int8", "int4")
+ROWS = [row(rows, spread) for rows in FORMATS for spread in ("uniform", "zipf")]

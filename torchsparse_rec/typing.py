@@ -31,6 +31,7 @@ __all__ = [
     "Pooling",
     "RatingsLayout",
     "RecordCompression",
+    "RowsFormat",
     "ShardBy",
     "Verify",
 ]
@@ -41,6 +42,8 @@ GradMode = Literal["sparse", "dense", "fused", "auto"]
 Pooling = Literal["sum", "mean", "sqrtn", "max"]
 #: The same in TensorFlow's lookups by sparse ids, which have weights.
 Combiner = Literal["sum", "mean", "sqrtn"]
+#: The rows of tables for inference, see :func:`torchsparse_rec.nn.quantize`.
+RowsFormat = Literal["int8", "int4", "float16", "bfloat16"]
 #: In which of several shards of a table a row is, see :func:`torchsparse_rec.ops.embedding_lookup`.
 PartitionStrategy = Literal["mod", "div"]
 #: How rows of new keys start, see :func:`torchsparse_rec.ops.table_initialize_`.

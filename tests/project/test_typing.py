@@ -18,6 +18,7 @@ WORDS = [
     ("Combiner", "compat.tensorflow._embedding", "_COMBINERS", set()),
     ("PartitionStrategy", "ops.embedding_lookup", "_STRATEGIES", set()),
     ("InitialKind", "ops.table_rows", "INITIAL_KINDS", set()),
+    ("RowsFormat", "ops.quantized", "ROW_FORMATS", set()),
     ("ExampleDtype", "ops.record_examples", "_DTYPES", set()),
     ("FileFormat", "data.convert", "FORMATS", set()),
     ("RatingsLayout", "data.movielens", "LAYOUTS", set()),

@@ -90,6 +90,8 @@ def conversions(model: Model) -> None:
     nn.convert(model).embed(ids)
     nn.convert(model, grad_mode="fsued")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     nn.convert(model).embedded(ids)  # type: ignore[operator]  # pyright: ignore[reportCallIssue]
+    assert_type(nn.quantize(model, "int4"), Model)
+    nn.quantize(model, rows="int2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     nn.convert([model])  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
     nn.revert(nn.Embedding(9, 4)).explain()  # type: ignore[operator]  # pyright: ignore[reportCallIssue]
     distributed.shard(model, plan="rowwise")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -10,10 +10,11 @@ from torch import Tensor
 from .._torch import is_in_fsdp
 from ..ops.quantized import check_rows, format_of, packed_rows
 from ..tables.table import split_part
+from ..typing import RowsFormat
 from ._max_norm import clipped_rows
 from ._owner import TableOwner
 from .collection import Collection
-from .convert import _change_all, _check_model
+from .convert import ModuleT, _change_all, _check_model
 from .embedding import Embedding
 from .embedding_bag import EmbeddingBag
 from .embedding_collection import EmbeddingBagCollection, EmbeddingCollection
@@ -46,7 +47,7 @@ _LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingVariable, Collec
 _OF_TRAINING = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-def quantize(model: torch.nn.Module, rows: str = "int8") -> torch.nn.Module:
+def quantize(model: ModuleT, rows: RowsFormat = "int8") -> ModuleT:
     """
     Turn the tables of a model into tables of fewer bytes, for inference, in place.
 

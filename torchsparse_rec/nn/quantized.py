@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from .._reduction import POOLING
 from ..ops.embedding import lookup_bags, padding_number
 from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
+from ..typing import GradMode
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
 from ._lookup import bad_id, check_ids
@@ -276,12 +277,12 @@ class _QuantizedCollection(Collection):
         return tables[0].table.device  # type: ignore[no-any-return]
 
     @property
-    def grad_mode(self) -> str | None:
+    def grad_mode(self) -> GradMode | None:
         """None: there are no gradients, and no mode can be set."""
         return None
 
     @grad_mode.setter
-    def grad_mode(self, value: str | None) -> None:
+    def grad_mode(self, value: GradMode | None) -> None:
         raise RuntimeError(_NO_TRAINING.format(type(self).__name__))
 
     def use_optimizer(self, optimizer: Optimizer) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
+from ..typing import Pooling, RowsFormat
 from .autograd import not_differentiable
 from .embedding import padding_number
 
@@ -49,7 +50,7 @@ def format_of(function: str, rows: str) -> RowFormat:
     return ROW_FORMATS[rows]
 
 
-def quantize_rows(weight: Tensor, rows: str = "int8") -> Tensor:
+def quantize_rows(weight: Tensor, rows: RowsFormat = "int8") -> Tensor:
     """
     Store the rows of a table in fewer bytes, for :func:`quantized_embedding` and :func:`quantized_embedding_bag`.
 
@@ -130,7 +131,7 @@ def packed_rows(weight: Tensor, rows: str) -> Tensor:
     return prepack[row_format.bits](weight.cpu().float().contiguous()).to(weight.device)  # type: ignore[no-any-return]
 
 
-def quantized_embedding(weight: Tensor, indices: Tensor, *, rows: str = "int8") -> Tensor:
+def quantized_embedding(weight: Tensor, indices: Tensor, *, rows: RowsFormat = "int8") -> Tensor:
     """
     Look up rows of a table that :func:`quantize_rows` has made: ``out[i]`` is row ``indices[i]``, decoded.
 
@@ -160,9 +161,9 @@ def quantized_embedding_bag(
     indices: Tensor,
     offsets: Tensor,
     *,
-    rows: str = "int8",
+    rows: RowsFormat = "int8",
     per_sample_weights: Tensor | None = None,
-    mode: str = "sum",
+    mode: Pooling = "sum",
     padding_idx: int | None = None,
 ) -> Tensor:
     """
