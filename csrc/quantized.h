@@ -9,7 +9,7 @@
 //   bits 4,  uint8:                D / 2 bytes, the first q in the lower half, then float16 scale and bias: torch's
 //                                  embedding_bag_4bit_prepack
 //   bits 16, float16 or bfloat16:  D numbers
-// and stands for scale * q + bias in float32, rounded after each of the two on the CPU, or for the numbers themselves.
+// and stands for scale * q + bias in float32, rounded after each of the two, or for the numbers themselves.
 // * On the CPU a pooled result has the bits of embedding_bag of the decoded table: sums are taken in the same order.
 // * indices and offsets are int32 or int64; per_sample_weights are float32.
 // * Errors: IndexError for an index outside [0, V); ValueError for shapes, dtypes, offsets and NaN weights.

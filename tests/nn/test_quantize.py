@@ -11,7 +11,7 @@ import torch
 from kinds import saved
 from torch import Tensor
 
-from torchsparse_rec import KeyedJaggedTensor, nn, optim, variable
+from torchsparse_rec import KeyedJaggedTensor, distributed, nn, optim, variable
 from torchsparse_rec.nn.quantized import QuantizedEmbedding, QuantizedEmbeddingBag, QuantizedTable
 from torchsparse_rec.ops.quantized import ROW_FORMATS
 
@@ -256,6 +256,15 @@ def test_copies_and_states(name: str, rows: str) -> None:
     other.load_state_dict(state)
     for same in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved(model, weights_only=False)):
         assert all(map(torch.equal, looked_up(same, name), wanted)) and repr(same) == repr(model)
+
+
+@pytest.mark.parametrize("name", ["embedding", "plain_bags", "growing"])
+def test_checkpoints(name: str, tmp_path: Any) -> None:
+    """Write and read what ``distributed.save`` writes, also in one process: tables are buffers as others are."""
+    model, other = (torch.nn.Sequential(nn.quantize(MODELS[name][0]().eval())) for _ in range(2))
+    distributed.save(tmp_path, model)
+    distributed.load(tmp_path, other)
+    assert all(map(torch.equal, looked_up(other[0], name), looked_up(model[0], name)))
 
 
 def test_a_state_of_more_keys() -> None:

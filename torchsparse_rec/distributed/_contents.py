@@ -186,6 +186,8 @@ class Contents:
             plans: list[TablePlan] | None = None
             if isinstance(child, Sharded):
                 tables, plans = child._shards.tables, child._shards.plans
+            elif next(child.parameters(), None) is None:
+                continue  # quantised tables are buffers
             elif isinstance(child, tuple(SHARDED)) and id(child) not in inside:
                 tables = tables_of(title, child)
             else:
