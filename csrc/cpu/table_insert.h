@@ -47,13 +47,13 @@ inline void set_version(int64_t* entry, int64_t version) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(entry + 1) + 1, static_cast<uint32_t>(version), __ATOMIC_RELAXED);
 }
 
-// What one thread notes of rows that occur: some rows at a time, so that rows which occur all the time, or are those of
-// a small table, are not written by all threads all the time.
+// What one thread notes of rows that occur: a few rows at a time, so that rows which occur all the time are not written
+// by all threads all the time; all rows of a small table, all of which do.
 class Occurrences {
  public:
-  // keys: about how many it will note.
-  Occurrences(int64_t* entries, int64_t version, bool count, int64_t keys)
-      : entries_(entries), version_(version), count_(count), last_(keys < 16 * kRows ? kRows / 16 - 1 : kRows - 1) {
+  // rows, keys: how many the table has, and about how many will be noted.
+  Occurrences(int64_t* entries, int64_t version, bool count, int64_t rows, int64_t keys)
+      : entries_(entries), version_(version), count_(count), last_((rows <= kRows && rows < keys ? kRows : kFew) - 1) {
     std::fill_n(rows_, last_ + 1, Row{-1, 0});
   }
   Occurrences(const Occurrences&) = delete;
@@ -84,8 +84,7 @@ class Occurrences {
     if (version_ >= 0) set_version(entry, version_);
   }
 
-  // A power of two, and a sixteenth of it where there are few keys; a part of the first-level cache.
-  static constexpr int64_t kRows = 1024;
+  static constexpr int64_t kRows = 1024, kFew = 64;  // powers of two
 
   int64_t* const entries_;
   const int64_t version_;
@@ -118,7 +117,7 @@ class Inserter {
     std::vector<std::vector<int32_t>> lists(static_cast<size_t>(chunks));
     parallel_tasks(chunks, [&](int64_t chunk) {
       std::vector<int32_t>& missing = lists[static_cast<size_t>(chunk)];
-      Occurrences occurrences(a_.table.entries, a_.version, a_.count, a_.n / chunks);
+      Occurrences occurrences(a_.table.entries, a_.version, a_.count, a_.counters[kUsed], a_.n / chunks);
       const auto found = [&](int64_t i, int64_t row) {
         a_.rows[i] = row;
         a_.born[i] = -1;
@@ -286,7 +285,8 @@ class Inserter {
   void find_not_allowed() {
     const int64_t chunks = workers_for(a_.n * kWorkPerKey);
     parallel_tasks(chunks, [&](int64_t chunk) {
-      Occurrences occurrences(a_.table.entries, a_.version, a_.count && a_.frequencies == nullptr, a_.n / chunks);
+      Occurrences occurrences(a_.table.entries, a_.version, a_.count && a_.frequencies == nullptr, a_.counters[kUsed],
+                              a_.n / chunks);
       for (int64_t i = a_.n * chunk / chunks; i < a_.n * (chunk + 1) / chunks; ++i) {
         if (a_.rows[i] >= 0 || a_.allowed[i]) continue;
         a_.rows[i] = find_row(a_.table, a_.table.place(key(i)), key(i));
