@@ -32,7 +32,7 @@ def import_slots(
     have a number. The parameters themselves are not taken over: copy them as those of any model.
 
     Args:
-        optimizer: an optimizer of :mod:`.v1` or :mod:`.keras`, or a :class:`.LazyAdam`.
+        optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
         source: one of
 
             - for an optimizer of Keras: the optimizer, a list of its ``variables``, or a mapping of names to arrays in
@@ -90,11 +90,11 @@ def export_slots(
     """
     Return the slots and the count of steps under TensorFlow's names, as :func:`import_slots` takes them.
 
-    For :mod:`.keras`, the values are in the order of Keras's ``variables``: ``set_weights(list(result.values()))`` of
+    For ``keras``, the values are in the order of Keras's ``variables``: ``set_weights(list(result.values()))`` of
     an optimizer that is built takes them. bfloat16 becomes float32, since numpy does not have it.
 
     Args:
-        optimizer: an optimizer of :mod:`.v1` or :mod:`.keras`, or a :class:`.LazyAdam`.
+        optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
         variables: the names of the parameters, in their order: names, paths or TensorFlow's variables; by default
             ``variable_0``, ``variable_1``, ...
         transposed: as of :func:`import_slots`.
