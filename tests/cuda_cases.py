@@ -48,7 +48,7 @@ _CHOSEN = (
 )
 assert set(_CHOSEN) <= set(SIZES)
 _PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-", "row_optimizer_"]
-_PARTS += ["embedding_collection_current-", "embedding_collection_update_-", "_keys", "route-"]
+_PARTS += ["embedding_collection_current-", "embedding_collection_update_-", "_keys", "route-", "quantized_embedding"]
 CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
 # With num_segments, as here, the reductions read nothing back.
 STATIC_CASES = [build for build in CASES if READ_BACKS.get(build.name.split("-")[0]) in (None, LAST_SEGMENT)]
