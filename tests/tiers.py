@@ -101,6 +101,7 @@ class Costs:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._left_out: set[str] = set()
         self._begin = 0.0
         # Imports happen once: they must not count as costs of the test that happens to be the first.
         for name in ("torch._dynamo", "torch._inductor", "tensorflow"):
@@ -124,8 +125,10 @@ class Costs:
             item.user_properties.append(("processor_seconds", sum(os.times()[:4]) - self._begin))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the costs that were noted."""
-        if report.when == "teardown":
+        """Collect the costs that were noted; a test that was left out has none."""
+        if report.skipped:
+            self._left_out.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self._left_out:
             self.seconds[report.nodeid] = dict(report.user_properties)["processor_seconds"]
 
     def write(self, path: Path) -> None:

@@ -382,6 +382,7 @@ def test_the_cuda_kernels_in_a_wheel_of_their_own(wheel, tmp_path):
 # ---- From source ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_install_of_the_readme_takes_the_torch_that_is_there(tmp_path):
     """Run README's line in an environment to which this one's packages are lent, and without a network."""
     command = "pip install --no-build-isolation ."
