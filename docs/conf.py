@@ -72,7 +72,10 @@ NAVIGATION = {
         )
     ],
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],
-    "Project": ["docs/design", "compat/PARITY", "benchmarks/results/README", "CONTRIBUTING", "CHANGELOG"],
+    "Project": [
+        *("docs/design", "compat/PARITY", "benchmarks/results/README", "benchmarks/results/scaling/README"),
+        *("CONTRIBUTING", "CHANGELOG"),
+    ],
 }
 root_doc = "README"
 # A page of docs/ that NAVIGATION does not name is an error: it is in no table of contents.

@@ -61,7 +61,11 @@ def test_memory_is_used_again_when_its_tensors_are_gone() -> None:
     assert torch.equal(view, torch.ones(ROWS - 1, DIM))
     assert torch.equal(second, torch.full((ROWS, DIM), 2.0))
     del view
-    assert lookup(4.0).data_ptr() == address
+    # What earlier tests have left is as good, and used first; of this size not more than 16 are kept.
+    held = [lookup(4.0)]
+    while held[-1].data_ptr() != address and len(held) <= 16:
+        held.append(lookup(4.0))
+    assert held[-1].data_ptr() == address
 
 
 @needs_kept
