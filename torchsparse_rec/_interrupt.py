@@ -46,7 +46,8 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     try:
         with interrupt:
             code = main()
-    except BaseException:  # any error may be but a consequence
+    except BaseException:
+        # After Ctrl-C the command was asked to end, and what it raised tells how: a worker that is gone, a closed queue.
         if not interrupt.came:
             raise
     if interrupt.came:
