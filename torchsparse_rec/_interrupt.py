@@ -47,7 +47,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
         with interrupt:
             code = main()
     except BaseException:
-        # After Ctrl-C the command was asked to end, and what it raised tells how: a worker that is gone, a closed queue.
+        # After Ctrl-C the command was asked to end, and what it raised says how: a worker is gone, a queue is closed.
         if not interrupt.came:
             raise
     if interrupt.came:
