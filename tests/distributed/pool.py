@@ -180,7 +180,8 @@ class Pool:
         assert pid is not None
         os.kill(pid, signal.SIGUSR1)
         end = time.monotonic() + 5
-        while not (text := self._dump(rank).read_text()) and time.monotonic() < end:
+        # It is written line by line, and the outermost frame of a process comes last.
+        while not (text := self._dump(rank).read_text()).endswith("in <module>\n") and time.monotonic() < end:
             time.sleep(0.05)
         return f"did not return:\n{text}"
 
