@@ -360,7 +360,7 @@ def test_only_copies_to_a_gpu_are_not_waited_for() -> None:
 
     with Copies():
         for device in ("cpu", "cuda"):
-            Raw("x", torch.arange(2), 2).to(torch.device(device))
+            Raw("x", torch.arange(2, device="meta"), 2).to(torch.device(device))
     assert found == {"cpu": False, "cuda": True}
 
 

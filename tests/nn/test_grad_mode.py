@@ -174,11 +174,11 @@ def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
 @pytest.mark.parametrize(
     ("optimizer", "dim", "rows", "want"),
     [
-        (optim.Adam, 16, 96_000, "dense"),
-        (optim.Adam, 16, 96_001, "sparse"),
+        (optim.Adam, 16, 64_000, "dense"),
+        (optim.Adam, 16, 64_001, "sparse"),
         (optim.Adam, 17, 64_000, "sparse"),
-        (optim.Adam, 4, 384_000, "dense"),
-        (optim.Adam, 1, 1_536_001, "sparse"),
+        (optim.Adam, 4, 256_000, "dense"),
+        (optim.Adam, 1, 1_024_001, "sparse"),
         (optim.Adagrad, 16, 64_000, "sparse"),
         (functools.partial(optim.Adam, lazy=True), 16, 64_000, "sparse"),
         (functools.partial(optim.SGD, momentum=0.9), 8, 64_000, "dense"),
@@ -188,7 +188,7 @@ def test_the_rule_counts_short_rows_of_optimizers_that_move_them_all(optimizer, 
     module, _ = auto((rows, dim), optimizer, ids=8000)
     text = module.explain()
     assert f"-> {want}" in text
-    assert ("no more than 192 elements for each id" in text) == (want == "dense")
+    assert ("no more than 128 elements for each id" in text) == (want == "dense")
 
 
 @pytest.mark.parametrize(

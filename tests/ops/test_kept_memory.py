@@ -69,6 +69,16 @@ def test_memory_is_used_again_when_its_tensors_are_gone() -> None:
 
 
 @needs_kept
+def test_results_begin_at_different_places_of_a_page() -> None:
+    # More than are kept of this size: most are fresh, and of 64 lines of a page no two in a row are the same.
+    results = [lookup(float(k)) for k in range(24)]
+    assert all(is_kept(result) and result.data_ptr() % 64 == 0 for result in results)
+    assert len({result.data_ptr() % 4096 for result in results}) >= 12
+    for k, result in enumerate(results):
+        assert bool((result[[0, -1]] == k).all())
+
+
+@needs_kept
 @pytest.mark.parametrize(("megabytes", "kept"), [(None, True), (0, False), (16, False), (40, True)])
 def test_the_bound(megabytes: int | None, kept: bool) -> None:
     assert _run("print(is_kept(lookup(1.0)))", megabytes) == str(kept)

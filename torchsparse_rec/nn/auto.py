@@ -25,7 +25,7 @@ FREEZE_AFTER = 100
 SMALL_TABLE, SMALL_ELEMENTS = 1000, 1 << 16
 # Under an optimizer that moves all rows, a sparse step first flushes the rows of its ids. Where rows are as short as
 # this, that costs each id as much as stepping so many elements one after the other.
-SHORT_ROW, ELEMENTS_PER_ID = 16, 192
+SHORT_ROW, ELEMENTS_PER_ID = 16, 128
 # Where rows are as long as this, backward updates a whole table faster than it writes a gradient that a step reads.
 LONG_ROW = 256
 # The ids of a lookup, where the choice must not depend on lookups.
