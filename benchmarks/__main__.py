@@ -10,6 +10,7 @@ import argparse
 import json
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -42,6 +43,7 @@ from . import (
     wide_deep_training,
 )
 from . import hash as hash_rows
+from .beside import Beside
 from .interrupt import run_command
 from .machine import machine
 from .report import Result, as_json, behind, run
@@ -88,6 +90,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--threads", type=int, default=2, help="threads of every framework (default: 2)")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="FOLDER",
+        help="time the rows beside those of another checkout, which is built, in place of their peers",
+    )
     parser.add_argument("--table", action="store_true", help="only write results/README.md from the results there")
     parser.add_argument("--list", action="store_true", help="print the rows' names and stop")
     return parser.parse_args(arguments)
@@ -125,6 +133,8 @@ def refusal(given: argparse.Namespace) -> str | None:
         return "--device cuda needs an NVIDIA GPU and a torch with CUDA"
     if given.json is not None and not given.json.parent.is_dir():
         return f"--json: there is no folder {given.json.parent}"
+    if given.beside is not None and not (given.beside / "benchmarks").is_dir():
+        return f"--beside: {given.beside} is no checkout of this repository"
     return None
 
 
@@ -192,7 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
     if given.table:
         print(f"written: {table.write(ROWS)}")
         return 0
-    results = measure(rows, Options(given.device, given.quick, given.threads), given.json)
+    options = Options(given.device, given.quick, given.threads)
+    with Beside(given.beside, options) if given.beside is not None else nullcontext() as beside:
+        results = measure([beside.row(row) for row in rows] if beside is not None else rows, options, given.json)
     if given.json is not None:
         print(f"written: {place(given.json, given.device)}")
     failed = [result for result in results if result.failed is not None]

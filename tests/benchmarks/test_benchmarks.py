@@ -80,6 +80,7 @@ def test_list_prints_rows_and_runs_none(benchmarks, capsys):
         (["nothing"], "no row for cpu begins with 'nothing'"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
+        (["--beside", "/nowhere"], "--beside: /nowhere is no checkout of this repository"),
     ],
 )
 def test_wrong_arguments_are_one_line(benchmarks, capsys, arguments, text):
@@ -101,6 +102,31 @@ def test_quick_row_writes_json(benchmarks, capsys, tmp_path, restore_threads):
     assert peer["ratio"] == pytest.approx(peer["ms"] / peer["ours_ms"])
     assert "torch dense" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [target]
+
+
+OTHER_CHECKOUT = {
+    "__init__.py": "",
+    "__main__.py": "import types; build = lambda options: print('built') or options\n"
+    "ROWS = [types.SimpleNamespace(name='unique/distinct', build=build)]",
+    "rows.py": "import types; Options = lambda *given: types.SimpleNamespace(ours=lambda: given)",
+    "timing.py": "Call = object; clock_block = lambda call, calls, device: [1e6] * calls",
+}
+
+
+def test_rows_beside_another_checkout(benchmarks, capsys, tmp_path, restore_threads):
+    folder = tmp_path / "older" / "benchmarks"
+    folder.mkdir(parents=True)
+    for name, text in OTHER_CHECKOUT.items():
+        (folder / name).write_text(text)  # its build prints, which is no answer
+    target = tmp_path / "figures.json"
+    arguments = ["unique/distinct", "--quick", "--beside", str(folder.parent), "--json", str(target)]
+    assert benchmarks("__main__").main(arguments) == 0
+    row, counts = json.loads(target.read_text())["rows"]
+    (there,), (not_there,) = row["peers"], counts["peers"]
+    assert (there["name"], there["ms"], there["target"]) == ("older", 1e6, 0.95)
+    assert 0 < there["ours_ms"] < 1e5 and there["ratio"] == 1e6 / there["ours_ms"]
+    assert not_there["unavailable"].endswith("older: KeyError: 'unique/distinct-counts'")
+    assert "TensorFlow" not in capsys.readouterr().out
 
 
 def test_json_in_a_folder_is_named_after_the_device(benchmarks, tmp_path):
