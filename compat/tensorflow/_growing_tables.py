@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ... import ops
 from ...nn import EmbeddingVariable
 from ...optim.row_optimizer import RowOptimizer
+from ...variable.arguments import given_keys, given_numbers
 from ._checkpoint_format import Piece, copy_bytes
 from ._checkpoint_sources import Found, Source
 from ._checkpoint_writer import CheckpointWriter
 
-__all__ = ["GrowingRows", "growing_rows", "insert_rows", "write_rows"]
+__all__ = ["GrowingRows", "check_rows", "growing_rows", "insert_rows", "write_rows"]
 
 #: How many rows are inserted at once.
 _ROWS = 2**16
@@ -113,20 +115,59 @@ def _rows(pieces: list[Piece], shape: tuple[int, ...], begin: int, end: int) -> 
     return result
 
 
-def _in_order(keys: Tensor, others: Tensor, values: Tensor, path: str) -> Tensor:
-    """Return a slot's values in the order of the table's keys."""
+def _whole(found: Found) -> Tensor:
+    return _rows(found.pieces(), found.shape, 0, found.shape[0])
+
+
+def check_rows(table: EmbeddingVariable, parts: list[GrowingRows], path: str, name: str) -> None:
+    """
+    Raise ``ValueError`` unless a table without rows can take all rows and their states.
+
+    Args:
+        table: the table.
+        parts: what a file has for it.
+        path: of the file.
+        name: of the table.
+    """
+    every = []
+    for part in parts:
+        count = part.values.shape[0]
+        keys = torch.arange(count) if part.keys is None else _whole(part.keys)
+        try:
+            every.append(given_keys("insert", keys, table.key_dtype, keys.device))
+            given_numbers("frequencies", None if part.freqs is None else _whole(part.freqs), keys, 0)
+            given_numbers("versions", None if part.versions is None else _whole(part.versions), keys, -1)
+        except ValueError as error:
+            raise ValueError(f"{path}, for {name!r}: {error}") from error
+        for slot, slot_keys, _ in part.states.values():
+            its = None if slot_keys is None else _whole(slot_keys)
+            if its is not None and not torch.equal(keys, its) and not torch.equal(keys.sort()[0], its.sort()[0]):
+                raise ValueError(f"{path}: the keys of {slot.name!r} must be those of its table, {name!r}")
+    distinct = ops.unique_with_counts(torch.cat(every))
+    if bool((distinct.counts > 1).any()):
+        often = int(distinct.counts.argmax())
+        raise ValueError(
+            f"{path}, for {name!r}: keys must be distinct, over all parts, got {int(distinct.values[often])} "
+            f"{int(distinct.counts[often])} times"
+        )
+    capacity = table.ev_option.capacity
+    if capacity is not None and len(distinct.values) > capacity:
+        raise ValueError(
+            f"{path}, for {name!r}: rows must be no more than the table's capacity, {capacity}, got "
+            f"{len(distinct.values)}: make the table with a larger one, or load into one without and insert() the rows "
+            "that are to stay"
+        )
+
+
+def _in_order(keys: Tensor, others: Tensor, values: Tensor) -> Tensor:
+    """Return a slot's values, which have keys in another order, in the order of the table's keys."""
     if torch.equal(keys, others):
         return values
-    order, its = keys.argsort(), others.argsort()
-    if not torch.equal(keys[order], others[its]):
-        raise ValueError(f"{path}: the keys of a slot must be those of its table")
-    return torch.empty_like(values).index_copy_(0, order, values[its])
+    return torch.empty_like(values).index_copy_(0, keys.argsort(), values[others.argsort()])
 
 
-def insert_rows(
-    table: EmbeddingVariable, parts: list[GrowingRows], optimizer: RowOptimizer | None, steps: int, path: str
-) -> None:
-    """Insert rows into a table that has none, and their states into its optimizer."""
+def insert_rows(table: EmbeddingVariable, parts: list[GrowingRows], optimizer: RowOptimizer | None, steps: int) -> None:
+    """Insert rows, checked by :func:`check_rows`, into a table that has none, and their states into its optimizer."""
     for part in parts:
         for begin, end, rows in _chunks(part):
             keys = torch.arange(begin, end) if part.keys is None else rows["keys"]
@@ -144,7 +185,7 @@ def insert_rows(
             columns = {}
             for state, (_, slot_keys, factor) in part.states.items():
                 values = rows[state] * factor if factor != 1 else rows[state]
-                columns[state] = values if slot_keys is None else _in_order(keys, rows[f"{state}-keys"], values, path)
+                columns[state] = values if slot_keys is None else _in_order(keys, rows[f"{state}-keys"], values)
             states.put(where, columns)
 
 

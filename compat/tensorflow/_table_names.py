@@ -127,9 +127,16 @@ def pairs_of(source: Source, model: Module, tables: str | Mapping[str, str] | No
 
 
 def check_distinct(path: str, pairs: list[tuple[Target, str]]) -> None:
-    """Raise ``ValueError`` if two tables are to have the same variable of a file."""
+    """Raise ``ValueError`` if two tables are to have the same variable of a file, or one table two."""
     taken: dict[str, Target] = {}
+    named: dict[int, str] = {}
     for target, name in pairs:
+        if id(target.parameter) in named:
+            raise ValueError(
+                f"tables must name {target.parameter_name!r} once, got it for {named[id(target.parameter)]!r} and "
+                f"{name!r}"
+            )
+        named[id(target.parameter)] = name
         other = taken.setdefault(name, target)
         if other is not target:
             raise ValueError(
@@ -167,8 +174,13 @@ def one_variable(source: Source, text: str, rank: int | None = None, wanted_for:
 
 def _matches(source: Source, text: str) -> list[Found]:
     """Return the variables that a text names, by some parts of a name or by a pattern with ``*``."""
-    names = chosen(text, [(x.name, source.names(x.name)) for x in _variables(source)])
-    return [source.tensors[name] for name in names]
+    names = [(x.name, source.names(x.name)) for x in _variables(source)]
+    # Of a variable that the file does not have it may have the slots.
+    names = [(name, others) for name, others in names if not any(map(_SLOT.search, others))]
+    return [source.tensors[name] for name in chosen(text, names)]
+
+
+_SLOT = re.compile(r"/(Adam|AdamW|AdamAsync|Adagrad|AdagradDecay|Ftrl|Momentum|RMSProp)(_\d+)?$")
 
 
 def _are_copies(source: Source, a: Found, b: Found) -> bool:

@@ -14,11 +14,11 @@ from ...tables.table import accumulator_dtype, table_if_any
 from ...variable.optimizer_rows import new_zeros
 from ._checkpoint_format import Piece, copy_bytes
 from ._checkpoint_sources import Found
-from ._growing_tables import GrowingRows, insert_rows
+from ._growing_tables import GrowingRows, check_rows, insert_rows
 from ._table_names import Move, Target
 from ._table_slots import Slots
 
-__all__ = ["Plan", "check_arguments", "check_plan", "group_of", "load_plan", "moves_of"]
+__all__ = ["Plan", "check_arguments", "check_contents", "check_plan", "group_of", "load_plan", "moves_of"]
 
 
 class Plan(NamedTuple):
@@ -94,6 +94,12 @@ def check_plan(
         )
 
 
+def check_contents(path: str, plan: Plan) -> None:
+    """Raise ``ValueError`` unless a table that grows can take all rows that a file has: they are read for it."""
+    if plan.target.growing is not None:
+        check_rows(plan.target.growing, plan.growing, path, plan.target.parameter_name)
+
+
 def _check_tensor(path: str, found: Found, target: Target, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raise ``ValueError`` unless a tensor can be copied without loss."""
     if found.shape != shape:
@@ -124,20 +130,19 @@ def moves_of(plan: Plan) -> list[Move]:
 
 @torch.no_grad()
 def load_plan(
-    path: str, plan: Plan, optimizer: RowOptimizer | None, copy: Callable[[Piece, Tensor], None] = copy_bytes
+    plan: Plan, optimizer: RowOptimizer | None, copy: Callable[[Piece, Tensor], None] = copy_bytes
 ) -> Iterator[None]:
     """
     Write what a file has for a table into the model and its optimizer, a piece at a step.
 
     Args:
-        path: of the file.
         plan: what it has, checked.
         optimizer: that takes over the states.
         copy: copies a piece to the table, or to a state of its rows, of which a rank may have a part.
     """
     target, steps = plan.target, plan.slots.steps or 0
     if target.growing is not None:
-        insert_rows(target.growing, plan.growing, optimizer, steps, path)
+        insert_rows(target.growing, plan.growing, optimizer, steps)
         return
     assert plan.weight is not None
     parameter = target.parameter

@@ -13,7 +13,7 @@ from ._checkpoint_format import check_crcs
 from ._checkpoint_sources import Found, Source, open_source
 from ._growing_tables import GrowingRows, growing_rows
 from ._table_names import Move, Target, names_of, one_variable, pairs_of, targets_of
-from ._table_plans import Plan, check_arguments, check_plan, group_of, load_plan, moves_of
+from ._table_plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
 from ._table_slots import Slots, find_slots, steps_by_name, v1_slots
 from ._tables_written import Saved, write_checkpoint, write_h5
 
@@ -90,7 +90,9 @@ def load_tables(
     for found in dict.fromkeys(found for plan in plans for found in plan.all()):
         check_crcs(found.name, found.pieces())
     for plan in plans:
-        for _ in load_plan(source.path, plan, optimizer):
+        check_contents(source.path, plan)
+    for plan in plans:
+        for _ in load_plan(plan, optimizer):
             pass
     return moves
 

@@ -89,18 +89,24 @@ def dynamicemb_dumps(folder: str) -> list[Dump]:
     Return the tables in a folder of dynamicemb's ``DynamicEmbDump``, those in folders of its collections included.
 
     Raises:
-        ValueError: files of a rank are missing.
+        ValueError: files of a rank are missing, or of another dump.
     """
-    ranks: dict[tuple[Path, str], dict[int, int]] = {}
+    ranks: dict[tuple[Path, str], set[tuple[int, int]]] = {}
     for path in sorted(Path(folder).rglob("*_emb_keys.rank_*.world_size_*")):
         match = re.fullmatch(r"(.+)_emb_keys\.rank_(\d+)\.world_size_(\d+)", path.name)
         if match:
-            ranks.setdefault((path.parent, match[1]), {})[int(match[2])] = int(match[3])
+            ranks.setdefault((path.parent, match[1]), set()).add((int(match[2]), int(match[3])))
     result = []
     for (parent, table), its in ranks.items():
-        count = next(iter(its.values()))
-        if sorted(its) != list(range(count)) or set(its.values()) != {count}:
-            raise ValueError(f"{parent}: table {table!r} must have files of ranks 0 to {count - 1}, got {sorted(its)}")
+        sizes = sorted({world for _, world in its})
+        if len(sizes) > 1:
+            raise ValueError(
+                f"{parent}: table {table!r} must have files of one dump, got those of world sizes {sizes}: remove the "
+                "older ones"
+            )
+        (count,) = sizes
+        if (has := sorted(rank for rank, _ in its)) != list(range(count)):
+            raise ValueError(f"{parent}: table {table!r} must have files of ranks 0 to {count - 1}, got {has}")
         within = ".".join(parent.relative_to(folder).parts)
         name = f"{within}.{table}" if within else table
         result.append(Dump(name, _rows_of_dynamicemb(parent, table, name, count)))
@@ -109,15 +115,21 @@ def dynamicemb_dumps(folder: str) -> list[Dump]:
 
 def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Callable[..., Any]:
     def rows(width: int, optimizer: RowOptimizer | None) -> tuple[list[GrowingRows], int | None]:
-        about = _arguments(parent / f"{table}_opt_args.json")
+        path = parent / f"{table}_opt_args.json"
+        about = _arguments(path)
         states: tuple[str, ...] = ()
         if optimizer is not None:
             kind = about.get("opt_type")
-            kinds, states = _DYNAMICEMB.get(str(kind), ((type(None),), ()))
+            if kind not in _DYNAMICEMB:
+                raise ValueError(
+                    f"{path} must say opt_type, one of {', '.join(_DYNAMICEMB)}, where an optimizer is to take over "
+                    f"states, got {kind if path.exists() else 'no such file'}: without optimizer rows are loaded alone"
+                )
+            kinds, states = _DYNAMICEMB[kind]
             if not isinstance(optimizer, kinds):
                 raise ValueError(
-                    f"{parent / table}_opt_args.json: optimizer must be {' or '.join(x.__name__ for x in kinds)}, as "
-                    f"its opt_type {kind!r} says, got {type(optimizer).__name__}"
+                    f"{path}: optimizer must be {' or '.join(x.__name__ for x in kinds)}, as its opt_type {kind!r} "
+                    f"says, got {type(optimizer).__name__}"
                 )
         result = []
         for rank in range(count):
@@ -131,7 +143,11 @@ def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Call
             if not file("emb_values").exists():
                 raise FileNotFoundError(f"{file('emb_values')} is missing, beside {keys.name}")
             frequencies = None
-            if "lfu" in str(about.get("evict_strategy")).lower() and file("emb_scores").exists():
+            if "lfu" in str(about.get("evict_strategy")).lower():
+                if not file("emb_scores").exists():
+                    raise FileNotFoundError(
+                        f"{file('emb_scores')} is missing: where {path.name} says LFU, scores are frequencies"
+                    )
                 frequencies = _column(file("emb_scores"), f"{name}_emb_scores{end}", torch.int64, (number,))
             result.append(
                 GrowingRows(
@@ -142,7 +158,10 @@ def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Call
                     _states_of_dynamicemb(file, f"{name}_opt_values{end}", number, width, states, optimizer),
                 )
             )
-        return result, about.get("iters")
+        steps = about.get("iters")
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
+            raise ValueError(f"{path}: iters must be an integer of at least 0, got {steps!r}")
+        return result, steps
 
     return rows
 
@@ -171,10 +190,13 @@ def _states_of_dynamicemb(
     """Return the states of a rank's rows, which lie one after the other in each row of a file."""
     if optimizer is None or not states:
         return {}
-    # Both names have been written, one after the other in time.
-    path = next((x for x in (file("emb_opt_values"), file("opt_values")) if x.exists()), None)
-    if path is None:
+    # Older versions write the one name, newer ones the other.
+    has = [x for x in (file("emb_opt_values"), file("opt_values")) if x.exists()]
+    if not has:
         raise ValueError(f"{file('emb_keys').parent}: {name} is missing: DynamicEmbDump writes it where optim=True")
+    if len(has) > 1:
+        raise ValueError(f"{has[0]} and {has[1].name} must not be both there: remove that of the older dump")
+    (path,) = has
     each = os.path.getsize(path) // (4 * max(number, 1))
     if optimizer._per_row & set(states):
         # One number a row; older dumps have it before others that have no meaning, 16 bytes in the table's dtype.

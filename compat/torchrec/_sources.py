@@ -10,7 +10,7 @@ from ..tensorflow._checkpoint_sources import Found, listed
 from ..tensorflow._table_names import Target, chosen
 from ._dumps import Dump, dynamicemb_dumps, sok_dumps
 from ._states import bare, states_by_variable
-from ._torch_files import METADATA, folder_tensors, state_tensors, tensors_of_file
+from ._torch_files import METADATA, add_all, folder_tensors, state_tensors, tensors_of_file
 
 __all__ = ["Source", "open_source"]
 
@@ -41,7 +41,8 @@ class Source(NamedTuple):
         names = [(name, [name, bare(name)]) for name in self.dumps if target.growing is not None]
         names += [(name, [name, bare(name)]) for name in self.variables]
         for each in (target.parameter_name, target.name) if text is None else (text,):
-            found = chosen(each, names, ".")
+            # The state of a variable that the checkpoint does not have is no variable, unless it is named in full.
+            found = chosen(each, [x for x in names if each in x[1] or ".state." not in f".{x[0]}"], ".")
             if len(found) > 1:
                 found = [x for x in found if x in self.dumps or len(self.variables[x].shape) == rank] or found
             if len(found) == 1:
@@ -86,7 +87,7 @@ def open_source(given: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     if inside:
         tensors: dict[str, Found] = {}
         for folder in inside:
-            tensors |= folder_tensors(os.path.join(path, folder), f"{folder}.")
+            add_all(path, tensors, folder_tensors(os.path.join(path, folder), f"{folder}."))
         return _of_tensors(path, tensors)
     dumps = dynamicemb_dumps(path) or sok_dumps(path)
     if not dumps:

@@ -15,7 +15,7 @@ from ..tensorflow._checkpoint_sources import Found, listed
 from ..tensorflow._table_slots import Slots
 from ._torch_files import whole_tensor
 
-__all__ = ["bare", "find_states", "states_by_variable"]
+__all__ = ["bare", "check_steps", "find_states", "states_by_variable"]
 
 # What wraps a model, with names that parameters may have or not.
 _WRAPPERS = ("model", "module", "_dmp_wrapped_module", "_orig_mod")
@@ -50,7 +50,10 @@ def states_by_variable(tensors: Mapping[str, Found]) -> dict[str, dict[str, Foun
         for begin, end in _ranges(len(parts)):
             owner = variables.get(".".join(parts[begin:end]))
             if owner is not None and owner != name:
-                result.setdefault(owner, {})[".".join(parts[end:])] = found
+                its, of = result.setdefault(owner, {}), ".".join(parts[end:])
+                if of in its:
+                    raise ValueError(f"{owner!r} must have one state {of!r}, got {its[of].name!r} and {name!r}")
+                its[of] = found
                 break
     return result
 
@@ -85,6 +88,8 @@ def find_states(
         ValueError: states are missing, or have no counterpart.
     """
     has = {name.rpartition(".")[2]: found for name, found in its.items()}
+    if len(has) < len(its):
+        raise ValueError(f"{path}: {variable.name!r} must have each state once, got {listed(its)}")
     wanted = optimizer._rule(group).states
     kind = type(optimizer).__name__
     if any("." in name for name in its) and not isinstance(optimizer, _FUSED):
@@ -107,19 +112,25 @@ def find_states(
             found = _by_row(path, variable, found, kind, average_shards)
         states[state] = (found, 1.0)
     counted = [_steps(path, has[name]) for name in _STEPS if name in has]
-    if counted and steps not in (None, counted[0]):
-        raise ValueError(
-            f"load_tables: steps must be None, or {counted[0]} as {path} says for {variable.name!r}, got {steps}"
-        )
-    return Slots(states, counted[0] if counted else steps)
+    if len(set(counted)) > 1:
+        raise ValueError(f"{path}: step and iter of {variable.name!r} must be the same, got {counted[0]}, {counted[1]}")
+    said = counted[0] if counted else None
+    check_steps(path, variable.name, said, steps)
+    return Slots(states, steps if said is None else said)
+
+
+def check_steps(path: str, name: str, said: int | None, given: int | None) -> None:
+    """Raise ``ValueError`` if a caller gives another number of steps than a file says."""
+    if None not in (said, given) and said != given:
+        raise ValueError(f"load_tables: steps must be None, or {said} as {path} says for {name!r}, got {given}")
 
 
 def _steps(path: str, found: Found) -> int:
     """Return the number of steps, which may be there once for each shard."""
-    values = _read(found)
-    if values.numel() == 0 or not bool((values == values.reshape(-1)[0]).all()):
+    values = _read(found).reshape(-1)
+    if not len(values) or not bool((values == values[0]).all()) or not 0 <= values[0] == values[0].floor():
         raise ValueError(f"{path}: {found.name!r} must be one number of steps for all shards, got {values.tolist()}")
-    return int(values.reshape(-1)[0])
+    return int(values[0])
 
 
 def _read(found: Found) -> Tensor:
@@ -139,8 +150,10 @@ def _by_row(path: str, variable: Found, found: Found, kind: str, average_shards:
             return [piece._replace(place=piece.place[:1], shape=piece.shape[:1]) for piece in found.pieces()]
 
         return found._replace(shape=(rows,), pieces=first)
+    if found.shape == (rows,):
+        return found
     shards = sorted({(piece.place[1].start, piece.place[1].stop) for piece in variable.pieces()})
-    if found.shape == (rows,) or len(shards) == 1:
+    if len(shards) == 1:
         return found
     by_columns = all(piece.shape[0] == rows for piece in variable.pieces())
     if not by_columns or found.shape != (rows * len(shards),):

@@ -7,6 +7,7 @@ which file each lies. A piece is an archive as of ``torch.save``: its bytes are 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pickle
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..tensorflow._checkpoint_format import Piece, mapped_file, overlap
 from ..tensorflow._checkpoint_sources import Found, Window, stored_begin
 
-__all__ = ["METADATA", "folder_tensors", "state_tensors", "tensors_of_file"]
+__all__ = ["METADATA", "add_all", "folder_tensors", "state_tensors", "tensors_of_file"]
 
 METADATA = ".metadata"
 _WAY_OUT = (
@@ -50,7 +51,33 @@ def tensors_of_file(path: str) -> dict[str, Found]:
         ) from error
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} must be a state, a mapping from names to tensors, got a {type(state).__name__}")
-    return state_tensors(path, state)
+    check = functools.cache(functools.partial(_check_file, path))
+
+    def checked(pieces: Callable[[], list[Piece]]) -> list[Piece]:
+        check()
+        return pieces()
+
+    found = state_tensors(path, state)
+    return {name: x._replace(pieces=functools.partial(checked, x.pieces)) for name, x in found.items()}
+
+
+def _check_file(path: str) -> None:
+    """Raise ``ValueError`` unless the bytes of a file of ``torch.save`` have their checksums; torch compares none."""
+    content = mapped_file(path)
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        for member in archive.infolist():
+            begin = stored_begin(file, member)
+            found = content[begin : begin + member.file_size]
+            # torch.serialization.set_crc32_options(False) leaves 0.
+            if member.CRC not in (0, zlib.crc32(found.numpy().data)):
+                raise ValueError(f"{path} is damaged: {member.filename!r} must have the CRC {member.CRC:#010x} there")
+
+
+def add_all(path: str, found: dict[str, Found], others: Mapping[str, Found]) -> None:
+    """Add tensors to others; raise ``ValueError`` if they have a name in common."""
+    if both := found.keys() & others.keys():
+        raise ValueError(f"{path}: names must be of one tensor each, got two of {min(both)!r}")
+    found.update(others)
 
 
 def state_tensors(path: str, state: Mapping[Any, Any], before: str = "") -> dict[str, Found]:
@@ -59,13 +86,13 @@ def state_tensors(path: str, state: Mapping[Any, Any], before: str = "") -> dict
     for key, x in state.items():
         name = f"{before}{key}"
         if isinstance(x, Mapping):
-            found |= state_tensors(path, x, f"{name}.")
+            add_all(path, found, state_tensors(path, x, f"{name}."))
         elif isinstance(x, (int, float)) and not isinstance(x, bool):
-            found[name] = whole_tensor(path, name, torch.tensor(float(x)))
+            add_all(path, found, {name: whole_tensor(path, name, torch.tensor(float(x)))})
         elif hasattr(x, "local_shards") or hasattr(x, "full_tensor"):  # ShardedTensor and DTensor
-            found[name] = Found(name, tuple(x.size()), x.dtype, 1, _refusing(path, name, type(x).__name__))
+            add_all(path, found, {name: Found(name, tuple(x.size()), x.dtype, 1, _refusing(path, name, type(x)))})
         elif isinstance(x, Tensor):
-            found[name] = whole_tensor(path, name, x)
+            add_all(path, found, {name: whole_tensor(path, name, x)})
     return found
 
 
@@ -74,16 +101,20 @@ def whole_tensor(path: str, name: str, x: Tensor) -> Found:
     place = tuple(slice(0, size) for size in x.shape)
 
     def pieces() -> list[Piece]:
+        if x.is_meta or x.layout != torch.strided:
+            kind = "tensor on the meta device" if x.is_meta else f"tensor of layout {x.layout}"
+            raise ValueError(f"{path}: {name!r} must be a tensor with all its elements, got a {kind}")
         content = x.detach().contiguous().reshape(-1).view(torch.uint8)
         return [Piece(place, tuple(x.shape), x.dtype, content, None, path)]
 
     return Found(name, tuple(x.shape), x.dtype, 1, pieces)
 
 
-def _refusing(path: str, name: str, kind: str) -> Callable[[], list[Piece]]:
+def _refusing(path: str, name: str, kind: type) -> Callable[[], list[Piece]]:
     def pieces() -> list[Piece]:
         raise ValueError(
-            f"{path}: {name!r} must be a whole tensor, got a {kind}, of which this process has a part: {_WAY_OUT}"
+            f"{path}: {name!r} must be a whole tensor, got a {kind.__name__}, of which this process has a part: "
+            f"{_WAY_OUT}"
         )
 
     return pieces

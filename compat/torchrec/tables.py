@@ -14,11 +14,11 @@ from ...optim.row_optimizer import RowOptimizer
 from ..tensorflow._checkpoint_format import Piece
 from ..tensorflow._growing_tables import GrowingRows
 from ..tensorflow._table_names import Move, Target, check_distinct, names_of, targets_of
-from ..tensorflow._table_plans import Plan, check_arguments, check_plan, group_of, load_plan, moves_of
+from ..tensorflow._table_plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
 from ..tensorflow._table_slots import Slots
 from ._parts import Parts, copy_kept
 from ._sources import Source, open_source
-from ._states import find_states
+from ._states import check_steps, find_states
 
 __all__ = ["load_tables"]
 
@@ -103,11 +103,13 @@ def load_tables(
         moves = [move for plan in plans for move in moves_of(plan)]
         for found in [] if dry_run else [found for plan in plans for found in plan.all()]:
             found.pieces()  # by which checksums are compared
+        for plan in [] if dry_run else plans:
+            check_contents(source.path, plan)
     if dry_run:
         if parts.rank == 0:
             print(*moves, sep="\n")
         return moves
-    together(parts.group, _loaded(source.path, plans, optimizer, parts))
+    together(parts.group, _loaded(plans, optimizer, parts))
     return moves
 
 
@@ -126,6 +128,7 @@ def _planned(
     held = optimizer if group is not None else None
     if name in source.dumps:
         rows, said = source.dumps[name].rows(target.parameter.shape[1], held)
+        check_steps(source.path, name, said, steps)
         slots = Slots({}, steps if said is None else said)
         if held is not None and group is not None and {*held._rule(group).states} != {*rows[0].states}:
             raise ValueError(
@@ -151,7 +154,7 @@ def _planned(
     return plan
 
 
-def _loaded(path: str, plans: list[Plan], optimizer: RowOptimizer | None, parts: Parts) -> Generator[None, None, None]:
+def _loaded(plans: list[Plan], optimizer: RowOptimizer | None, parts: Parts) -> Generator[None, None, None]:
     """Write all plans, a piece at a step."""
     for plan in plans:
         kept = parts.of(plan.target.parameter)
@@ -159,4 +162,4 @@ def _loaded(path: str, plans: list[Plan], optimizer: RowOptimizer | None, parts:
         def copy(piece: Piece, out: torch.Tensor, kept: Any = kept) -> None:
             copy_kept(piece, out, kept)
 
-        yield from load_plan(path, plan, optimizer, copy)
+        yield from load_plan(plan, optimizer, copy)
