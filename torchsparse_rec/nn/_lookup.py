@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,13 @@ NO_TORCHSCRIPT = (
     "{}: torch.jit cannot compile this lookup: use torch.export with the model in eval(), or first turn its tables "
     "into torch's by torchsparse_rec.nn.revert(model)"
 )
+
+
+def nested_like(input: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows of the values of a nested tensor as a nested tensor with its offsets, holes included."""
+    its: Any = input
+    where = {"offsets": its.offsets(), "lengths": its.lengths(), "jagged_dim": its._ragged_idx}
+    return torch.nested.nested_tensor_from_jagged(rows, **where)
 
 
 def check_ids(module: str, input: Tensor) -> None:

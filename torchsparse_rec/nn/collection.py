@@ -29,6 +29,9 @@ from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .plan import Ids, Plan, counts_of, joined
 
+# Of a larger max_norm float32 has no square.
+_LARGEST_NORM = 1e19
+
 
 @untraced(reason=WHY_UNTRACED)
 def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
@@ -417,5 +420,8 @@ def _check_configs(owner: str, configs: Sequence[Any]) -> None:
         if padding is not None and not -rows <= padding < rows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")
         max_norm = getattr(config, "max_norm", None)
-        if max_norm is not None and not (isinstance(max_norm, (int, float)) and max_norm > 0):
-            raise ValueError(f"{owner}: tables[{k}].max_norm must be None or above 0, got {max_norm!r}")
+        if max_norm is not None and not (isinstance(max_norm, (int, float)) and 0 < max_norm <= _LARGEST_NORM):
+            raise ValueError(
+                f"{owner}: tables[{k}].max_norm must be None, for no limit, or above 0 and at most {_LARGEST_NORM:g}, "
+                f"got {max_norm!r}"
+            )

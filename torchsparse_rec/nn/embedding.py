@@ -13,7 +13,7 @@ from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ..typing import GradMode
-from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, renormalise
+from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, renormalise
 from .grad_mode import GradModeMixin, forward_untraced
 from .plan import Ids
 
@@ -121,9 +121,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
         check_ids("Embedding", input)
         if input.is_nested:
-            rows = self(input.values())
-            offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
-            return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
+            return nested_like(input, self(input.values()))
         weight = self._stored_weight()
         if torch.compiler.is_compiling():
             if self._is_untraceable(weight, input.numel()):

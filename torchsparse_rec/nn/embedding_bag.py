@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from .._reduction import POOLING
 from .._torch import as_stored
 from ..ops.embedding import look_up_bare, padding_number, with_last_offset
+from ..ops.jagged import nested_to_jagged
 from ..tables.stale import StaleParameter
 from ..typing import GradMode, Pooling
 from ._lookup import ID_DTYPES, bad_id, check_ids, pool, renormalise
@@ -38,11 +39,24 @@ def check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tens
         return
     if input.is_nested != per_sample_weights.is_nested:
         raise ValueError("EmbeddingBag: per_sample_weights must be nested exactly when input is")
-    if not input.is_nested and per_sample_weights.shape != input.shape:
+    if input.is_nested:
+        _check_same_bags(input, per_sample_weights)
+    elif per_sample_weights.shape != input.shape:
         raise ValueError(
             f"EmbeddingBag: per_sample_weights must have the shape of input, {tuple(input.shape)}, "
             f"got {tuple(per_sample_weights.shape)}"
         )
+
+
+def _check_same_bags(input: Any, weights: Any) -> None:
+    """Raise ``ValueError`` unless nested tensors have the same bags; compared, where they do not share them."""
+    both = [(input.offsets(), weights.offsets()), (input.lengths(), weights.lengths())]
+    if all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in both):
+        return
+    raise ValueError(
+        "EmbeddingBag: per_sample_weights must have the bags of input, whose offsets are "
+        f"{input.offsets().tolist()[:8]}, got {weights.offsets().tolist()[:8]}, or other lengths"
+    )
 
 
 class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[override]
@@ -190,8 +204,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         if offsets is not None:
             return input, offsets, per_sample_weights, self.include_last_offset
         if input.is_nested:
-            weights = None if per_sample_weights is None else per_sample_weights.values()
-            return input.values(), input.offsets(), weights, True  # type: ignore[attr-defined]
+            weights = None if per_sample_weights is None else nested_to_jagged(per_sample_weights)[0]
+            return *nested_to_jagged(input), weights, True
         bags, length = input.shape
         if length == 0:
             offsets = input.new_zeros(bags + 1)

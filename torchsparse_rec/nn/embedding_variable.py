@@ -16,7 +16,7 @@ from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows
 from ._keyed_checkpoints import KeyedCheckpoints
-from ._lookup import check_ids, look_up
+from ._lookup import check_ids, look_up, nested_like
 from ._read import TableSet, read
 from .auto import AutoChoice
 from .grad_mode import forward_untraced
@@ -93,7 +93,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         check_ids("EmbeddingVariable", input)
         self._refuse_tracing()
         if input.is_nested:
-            return _nested_like(input, self(input.values()))
+            return nested_like(input, self(input.values()))
         return self._look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
@@ -142,7 +142,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         check_ids("EmbeddingVariable.lookup", input)
         check_whole(self._stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
         if input.is_nested:
-            return _nested_like(input, self.lookup(input.values()))
+            return nested_like(input, self.lookup(input.values()))
         return self._read_here(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
 
     @torch.no_grad()
@@ -296,8 +296,3 @@ class EmbeddingVariable(KeyedCheckpoints):
         """Take over the result of :meth:`__getstate__`."""
         super().__setstate__(state)
         self._store.follow(self._stored_weight)
-
-
-def _nested_like(input: Tensor, rows: Tensor) -> Tensor:
-    offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
-    return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)

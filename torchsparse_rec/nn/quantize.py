@@ -114,6 +114,8 @@ def _why_not(module: Any) -> str | None:
         return "a class of its own"
     if "forward" in module.__dict__:
         return "its forward has been replaced"
+    if hasattr(module, "table"):
+        return "it has an attribute called table"
     for table in module._tables if isinstance(module, Collection) else [module]:
         weight = table._parameters.get("weight")
         if weight is None:

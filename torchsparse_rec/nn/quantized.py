@@ -19,7 +19,7 @@ from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
 from ..typing import GradMode
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
-from ._lookup import bad_id, check_ids
+from ._lookup import bad_id, check_ids, nested_like
 from .auto import as_bytes
 from .collection import Collection
 from .embedding_bag import EmbeddingBag, check_shapes
@@ -51,9 +51,9 @@ def _refuse_training(module: torch.nn.Module, per_sample_weights: Tensor | None 
 
 
 def _as_weights(per_sample_weights: Tensor | None) -> Tensor | None:
-    """Return weights of a half type, which a table had before it was quantised, as float32."""
-    is_half = per_sample_weights is not None and per_sample_weights.dtype in (torch.float16, torch.bfloat16)
-    return per_sample_weights.float() if is_half else per_sample_weights  # type: ignore[union-attr]
+    """Return weights of any floats, as a table had them before it was quantised, as float32."""
+    is_given = per_sample_weights is not None and per_sample_weights.is_floating_point()
+    return per_sample_weights.float() if is_given else per_sample_weights  # type: ignore[union-attr]
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------
@@ -99,8 +99,16 @@ class QuantizedTable(torch.nn.Module):
         return self.table.numel() * self.table.element_size()
 
     def _apply(self, fn: Any, recurse: bool = True):
-        """Move the table as bytes, which no ``.to(dtype)`` casts."""
-        return super()._apply(lambda x: fn(x.view(torch.uint8)).view(x.dtype) if x is self.table else fn(x), recurse)
+        """Move the table as bytes, which are never cast."""
+
+        def moved(x: Tensor) -> Tensor:
+            if x is not self.table:
+                return fn(x)  # type: ignore[no-any-return]
+            stored = x.contiguous().view(torch.uint8)
+            there: Tensor = fn(stored)
+            return (there if there.dtype == torch.uint8 else stored.to(there.device)).view(x.dtype)
+
+        return super()._apply(moved, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -141,7 +149,7 @@ class QuantizedEmbedding(QuantizedTable):
         _refuse_training(self)
         check_ids("QuantizedEmbedding", input)
         if input.is_nested:
-            return _nested_like(input, self(input.values()))
+            return nested_like(input, self(input.values()))
         try:
             return self.look_up(input)
         except IndexError:
@@ -199,7 +207,12 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         self.name, self.embedding_dim = variable.name, variable.embedding_dim
         self.key_dtype: torch.dtype = variable.key_dtype
         self.keys = KeyRows(self.name, count, device=weight.device)
-        self.keys.insert(exported.keys)  # the k-th of them gets row k
+        rows_of = self.keys.insert(exported.keys)[0]  # the k-th of them gets row k
+        while bool((rows_of < 0).any()):  # on CUDA, where an insertion does not wait to see failures
+            self.keys.spread()
+            rows_of = self.keys.insert(exported.keys)[0]
+        if not torch.equal(rows_of, torch.arange(len(rows_of), device=rows_of.device)):
+            self.table = self.table.index_copy(0, rows_of, self.table[: len(rows_of)])
         self.initial = copy.deepcopy(variable.initial)
         self._default = None if variable.admission is None else float(variable._training.default)
         self._initial_dtype = weight.dtype
@@ -210,7 +223,7 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         _refuse_training(self)
         check_ids("QuantizedEmbeddingVariable", input)
         if input.is_nested:
-            return _nested_like(input, self(input.values()))
+            return nested_like(input, self(input.values()))
         return self.look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)  # type: ignore[misc]
 
     @torch.no_grad()
@@ -228,21 +241,30 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         initial = self.initial.rows_of(ids, like, is_unknown).float()
         return torch.where(is_unknown.unsqueeze(1), initial, found)
 
+    def _apply(self, fn: Any, recurse: bool = True):
+        """Move the table, and the values of unknown ids, which are not cast either."""
+        before = self.initial.values
+        super()._apply(fn, recurse)
+        after = self.initial.values
+        if before is not None and after is not None and after.dtype != before.dtype:
+            self.initial.values = before.to(after.device)
+        return self
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load a table of any number of rows."""
-        given = state_dict.get(f"{prefix}table")
-        if given is not None and given.shape[1:] == self.table.shape[1:] and len(given) != len(self.table):
-            self.table = self.table.new_empty(given.shape)
+        given, before = state_dict.get(f"{prefix}table"), self.table
+        fits = given is not None and given.shape[1:] == before.shape[1:] and given.dtype == before.dtype
+        if fits and len(given) != len(before):
+            self.table = before.new_empty(given.shape)
+        errors = args[-1]
+        known = len(errors)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if len(errors) > known:
+            self.table = before
 
     def extra_repr(self) -> str:
         """Return the number of keys, the width, the name, the format and the bytes."""
         return f"{super().extra_repr()}, name={self.name!r}"
-
-
-def _nested_like(input: Tensor, rows: Tensor) -> Tensor:
-    offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
-    return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
 
 
 # ---- Collections ----------------------------------------------------------------------------------------------------
