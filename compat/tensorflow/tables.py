@@ -34,7 +34,8 @@ def load_tables(
     Load tables, and their optimizer's slots, from a file of TensorFlow, Keras or DeepRec.
 
     TensorFlow is not needed. Files are mapped into memory and copied part by part, so that nothing but the tables and
-    the states takes memory. Names, shapes, dtypes and checksums of all tensors are compared before any is written.
+    the states takes memory, and for a moment the keys of tables that grow. Names, shapes, dtypes, keys and checksums of
+    all tensors are compared before any is written.
 
     Args:
         path: a V2 checkpoint, without ``.index``, or its folder, for the last one; a SavedModel's folder; a

@@ -37,9 +37,9 @@ def load_tables(
     Load tables, and their optimizer's states, from a checkpoint of TorchRec or a dump of dynamicemb or SOK.
 
     None of them is needed, nor a process group. Files are mapped into memory and copied part by part, so that nothing
-    but the tables and the states takes memory. Names, shapes, dtypes and checksums of all that is loaded are compared
-    before any is written. If tables of the model are split by :func:`torchsparse_rec.distributed.shard`, all ranks call
-    this, and each reads its part.
+    but the tables and the states takes memory, and for a moment the keys of tables that grow. Names, shapes, dtypes,
+    keys and checksums of all that is loaded are compared before any is written. If tables of the model are split by
+    :func:`torchsparse_rec.distributed.shard`, all ranks call this, and each reads its part.
 
     Args:
         path: a folder that ``torch.distributed.checkpoint.save`` has written, from any number of ranks, with tables
@@ -70,7 +70,7 @@ def load_tables(
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a tensor or state is missing, or not the only one of its name, or has no counterpart; a shape or
-            dtype differs; a file is damaged. The error names file and tensor. Nothing has been changed then, on any
+            dtype differs; a key is there twice, or there are more than a table's capacity; a file is damaged. The error names file and tensor. Nothing has been changed then, on any
             rank.
 
     Example:
