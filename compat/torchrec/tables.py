@@ -70,8 +70,8 @@ def load_tables(
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a tensor or state is missing, or not the only one of its name, or has no counterpart; a shape or
-            dtype differs; a key is there twice, or there are more than a table's capacity; a file is damaged. The error names file and tensor. Nothing has been changed then, on any
-            rank.
+            dtype differs; a key is there twice, or there are more than a table's capacity; a file is damaged. The error
+            names file and tensor. Nothing has been changed then, on any rank.
 
     Example:
         >>> from torchsparse_rec import nn, optim
