@@ -104,9 +104,9 @@ def test_rows_of_sequences_and_half_tables() -> None:
     torch.testing.assert_close(found[:2].float(), torch.tensor([[1.2, 1.6], [1.2, 1.6]]), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), "1"])
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), 1e20, "1"])
 def test_norms_that_are_none(bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"tables\[0\].max_norm must be None or above 0"):
+    with pytest.raises(ValueError, match=r"tables\[0\].max_norm must be None, for no limit, or above 0 and at most 1e"):
         EmbeddingBagCollection([EmbeddingBagConfig(4, 2, "t", feature_names=["x"], max_norm=bad)])
 
 
