@@ -120,7 +120,7 @@ def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Call
         states: tuple[str, ...] = ()
         if optimizer is not None:
             kind = about.get("opt_type")
-            if kind not in _DYNAMICEMB:
+            if not isinstance(kind, str) or kind not in _DYNAMICEMB:
                 raise ValueError(
                     f"{path} must say opt_type, one of {', '.join(_DYNAMICEMB)}, where an optimizer is to take over "
                     f"states, got {kind if path.exists() else 'no such file'}: without optimizer rows are loaded alone"

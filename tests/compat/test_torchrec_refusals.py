@@ -201,7 +201,11 @@ def test_what_is_missing_or_wrong_in_a_dump(tmp_path):
     path = dynamicemb(tmp_path / "steps", "adam", states, iters=10)
     with pytest.raises(ValueError, match="steps must be None, or 10 as .* says for 'model.ebc.goods', got 77"):
         load_tables(path, model, optimizer=its, steps=77)
-    (path / "model.ebc" / "goods_opt_args.json").unlink()
+    about = path / "model.ebc" / "goods_opt_args.json"
+    about.write_text('{"opt_type": ["adam"]}')
+    with pytest.raises(ValueError, match=r"must say opt_type, one of adam, .* got \['adam'\]"):
+        load_tables(path, model, optimizer=its)
+    about.unlink()
     with pytest.raises(ValueError, match="must say opt_type, one of adam, .* got no such file: without optimizer"):
         load_tables(path, model, optimizer=its)
     assert table.total_count() == 0
