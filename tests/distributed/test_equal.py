@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.cases import TABLES, Case, Table, Trained, draw, train_alone, train_rank
+from pairs import pairwise
 
 from torchsparse_rec.optim._together import LEAST_WHOLE_ROWS, WHOLE
 
@@ -62,31 +63,31 @@ def of_pooling(pooling: str) -> tuple[Table, ...]:
     return tuple(Table(table.rows, table.dim, table.features, pooling) for table in TABLES)
 
 
+PLANS = ("row", "table", "column")
+POOLINGS = (*product(("sum", "mean", "sqrtn"), (False, True)), ("max", False))
 BAGS = [
-    Case(tables=of_pooling(pooling), plan=plan, weighted=weighted, batch=batch)
-    for plan, pooling, weighted, batch in product(
-        ("row", "table", "column"), ("sum", "mean", "sqrtn", "max"), (False, True), ("even", "uneven", "empty")
-    )
-    if not (pooling == "max" and weighted)
+    (Case(tables=of_pooling(pooling), plan=plan, weighted=weighted, batch=batch), ranks)
+    for plan, (pooling, weighted), batch, ranks in pairwise(PLANS, POOLINGS, ("even", "uneven", "empty"), (2, 4, 3))
 ]
 ROWS = [
-    Case(plan=plan, kind="rows", batch=batch)
-    for plan, batch in product(("row", "table", "column"), ("even", "uneven", "empty", "single"))
+    (Case(plan=plan, kind="rows", batch=batch), ranks)
+    for plan, batch, ranks in pairwise(PLANS, ("even", "uneven", "empty", "single"), (2, 4, 3))
 ]
-SINGLE = [Case(plan=plan, batch="single") for plan in ("row", "table", "column", "mixed")]
+SINGLE = [
+    (Case(plan=plan, batch="single"), ranks) for plan, ranks in (("row", 2), ("table", 4), ("column", 3), ("mixed", 4))
+]
 
 
-def cases(of: list[Case], every: int) -> Any:
-    """Return cases, each with a number of ranks; all but every so manieth are slow."""
+def cases(of: list[tuple[Case, int]], every: int) -> Any:
+    """Return cases and their numbers of ranks; all but every so manieth are slow."""
     found = []
-    for k, case in enumerate(of):
-        ranks = (2, 4, 3)[(k + k // 3) % 3]
+    for k, (case, ranks) in enumerate(of):
         name = f"{case}-{case.tables[0].pooling}-{ranks}"
         found.append(pytest.param(case, ranks, id=name, marks=[] if k % every == 0 else pytest.mark.slow))
     return pytest.mark.parametrize(("case", "ranks"), found)
 
 
-@cases(BAGS, 4)
+@cases(BAGS, 2)
 def test_pooled(pool_of, device: str, case: Case, ranks: int) -> None:
     check(pool_of, ranks, case, device)
 
@@ -125,19 +126,22 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 OF_ROWS = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB")
 
 
+def takes(name: str, mode: str | None, plan: str, ranks: int) -> bool:
+    """Say whether an optimizer takes a gradient mode and a plan."""
+    if mode == "fused" and "torch." in name or name == "torch.SparseAdam" and mode != "sparse":
+        return False
+    return (plan != "mixed") == (name in OF_ROWS)
+
+
 def of_optimizers() -> Iterator[Any]:
-    """Yield a case for each optimizer and each of the gradient modes that it takes, on two and four ranks in turn."""
-    count = 0
-    for (name, (optimizer, options)), mode in product(OPTIMIZERS.items(), (None, "dense", "sparse", "fused", "auto")):
-        if mode == "fused" and "torch." in name or name == "torch.SparseAdam" and mode != "sparse":
-            continue
-        for plan in ("row", "table") if name in OF_ROWS else ("mixed",):
-            case = Case(plan=plan, grad_mode=mode, optimizer=optimizer, options=options, steps=6)
-            ranks, count = (2, 4)[count % 2], count + 1
-            slow = (
-                [pytest.mark.slow] if mode in (None, "dense", "auto") and name not in ("Adam", "torch.Adagrad") else []
-            )
-            yield pytest.param(case, ranks, id=f"{name}-{mode}-{plan}-{ranks}", marks=slow)
+    """Yield a case for each optimizer and each of the gradient modes that it takes."""
+    modes, plans = (None, "dense", "sparse", "fused", "auto"), ("row", "table", "mixed")
+    for name, mode, plan, ranks in pairwise(OPTIMIZERS, modes, plans, (2, 4), allowed=takes):
+        optimizer, options = OPTIMIZERS[name]
+        case = Case(plan=plan, grad_mode=mode, optimizer=optimizer, options=options, steps=6)
+        is_slow = mode in (None, "dense", "auto") and name not in ("Adam", "torch.Adagrad")
+        marks = [pytest.mark.slow] if is_slow else []
+        yield pytest.param(case, ranks, id=f"{name}-{mode}-{plan}-{ranks}", marks=marks)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad warns

@@ -9,7 +9,6 @@ other.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from distributed.cases import (
     train_rank,
     train_step,
 )
+from pairs import in_pairs, pairwise
 from torch import Tensor
 
 from torchsparse_rec import distributed
@@ -44,22 +44,23 @@ def one_step(case: Case) -> Case:
 
 
 CASES = [
-    one_step(Case(SHARED, plan, kind, weighted, mode, batch=batch))
-    for (plan, kind), weighted, mode, batch in product(
+    (one_step(Case(SHARED, plan, kind, weighted, mode, batch=batch)), ranks)
+    for (plan, kind), weighted, mode, batch, ranks in pairwise(
         [("row", "bags"), ("row", "rows"), ("table", "rows"), ("replicated", "bags"), ("replicated", "rows")],
         (False, True),
         ("fused", "sparse", "dense"),
         ("many", "empty"),
+        (2, 4, 3),
+        allowed=lambda of, weighted, *_: not (weighted and of[1] == "rows"),
     )
-    if not (weighted and kind == "rows")
 ]
 
 
 def slow_but(every: int) -> pytest.MarkDecorator:
-    """Return the cases, each with a number of ranks; all but every so manieth are slow."""
+    """Return the cases and their numbers of ranks; all but every so manieth are slow."""
     found = []
-    for k, case in enumerate(CASES):
-        ranks, marks = (2, 4, 3)[(k + k // 3) % 3], [] if k % every == 0 else pytest.mark.slow
+    for k, (case, ranks) in enumerate(CASES):
+        marks = [] if k % every == 0 else pytest.mark.slow
         found.append(pytest.param(case, ranks, id=f"{case}-{ranks}", marks=marks))
     return pytest.mark.parametrize(("case", "ranks"), found)
 
@@ -96,7 +97,7 @@ def on_one_rank(case: Case, ranks: int) -> list[Tensor]:
     return found
 
 
-@slow_but(4)
+@slow_but(2)
 def test_within_the_bound_of_one_process(pool_of, device: str, case: Case, ranks: int) -> None:
     got, want = pool_of(ranks).run(train_rank, case, device), train_alone(case, ranks, device)
     allowed, alone = bounds(case, ranks), on_one_rank(case, ranks)
@@ -151,9 +152,7 @@ def step_of_ones(plan: str, merge: bool, device: str) -> Tensor:
     return before - tables_of(module)["embedding_bags.t0.weight"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("plan", ["row", "table", "column", "replicated"])
+@in_pairs(plan=["row", "table", "column", "replicated"], merge=[False, True], ranks=[2, 4])
 def test_a_row_of_all_ranks_gets_the_sum_over_ranks_divided_by_their_number(
     pool_of, device: str, plan: str, merge: bool, ranks: int
 ) -> None:

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from kinds import saved
+from pairs import in_pairs
 
 from torchsparse_rec import nn
 from torchsparse_rec.nn import _lookup
@@ -40,10 +41,12 @@ def gradients(module, input, cotangent):
     return output.detach(), grad.to_dense() if grad.is_sparse else grad
 
 
-@pytest.mark.parametrize("grad_mode", GRAD_MODES)
-@pytest.mark.parametrize("shape", [(), (7,), (4, 5), (2, 3, 4), (0,), (0, 3)])
-@pytest.mark.parametrize("kwargs", [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"scale_grad_by_freq": True}])
-def test_agrees_with_torch(lookup_size, grad_mode, shape, kwargs):
+SHAPES = [(), (7,), (4, 5), (2, 3, 4), (0,), (0, 3)]
+OPTIONS = [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"scale_grad_by_freq": True}]
+
+
+@in_pairs(shape=SHAPES, kwargs=OPTIONS, lookup_size=("small", "large", "emulated"), grad_mode=GRAD_MODES)
+def test_agrees_with_torch(shape, kwargs, lookup_size, grad_mode):
     generator = torch.Generator().manual_seed(1)
     ours, theirs = pair(11, 3, grad_mode=grad_mode, dtype=torch.float64, **kwargs)
     assert ours.padding_idx == theirs.padding_idx

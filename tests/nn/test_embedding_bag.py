@@ -1,19 +1,20 @@
 """EmbeddingBag beside torch.nn.EmbeddingBag, and beside plain formulas where torch has none."""
 
 import copy
-import itertools
 import pickle
 
 import pytest
 import torch
 from devices import cpu_only
 from nn.of_torch import pooled
+from pairs import in_pairs
 
 from torchsparse_rec import nn
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
 GRAD_MODES = ("dense", "sparse")
+POOLINGS = ("sum", "sum-weighted", "mean", "mean-weighted", "sqrtn", "sqrtn-weighted", "max")
 V, D = 12, 3
 OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # the second and the last bag are empty
 
@@ -29,13 +30,9 @@ def run(function, parameters, cotangent):
     return [output.detach(), *(g.to_dense() if g.is_sparse else g for g in grads)]
 
 
-@pytest.mark.parametrize("grad_mode", GRAD_MODES)
-@pytest.mark.parametrize(
-    ("mode", "weighted"), [*itertools.product(["sum", "mean", "sqrtn"], [False, True]), ("max", False)]
-)
-@pytest.mark.parametrize("padding_idx", [None, 4])
-@pytest.mark.parametrize("two_d", [False, True])
-def test_agrees_with_the_formulas(grad_mode, mode, weighted, padding_idx, two_d):
+@in_pairs(pooling=POOLINGS, grad_mode=GRAD_MODES, padding_idx=[None, 4], two_d=[False, True])
+def test_agrees_with_the_formulas(pooling, grad_mode, padding_idx, two_d):
+    mode, _, weighted = pooling.partition("-")
     module = nn.EmbeddingBag(V, D, mode=mode, padding_idx=padding_idx, grad_mode=grad_mode, dtype=torch.float64)
     input, offsets = (ids(20), torch.arange(0, 20, 5)) if two_d else (ids(), OFFSETS)
     ends = torch.cat([offsets, torch.tensor([len(input)])])

@@ -8,13 +8,21 @@ from collections.abc import Callable
 import pytest
 import torch
 from nn.of_torch import FLOATS, IDS, MODES, POOLINGS, close, gradient, pooled
+from pairs import in_pairs
 from torch import Tensor
 
 from torchsparse_rec import nn, ops, optim
 
-pytestmark = [pytest.mark.parametrize("grad_mode", MODES), pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 each_id_dtype = pytest.mark.parametrize("ids_dtype", IDS)
 each_offset_dtype = pytest.mark.parametrize("offsets_dtype", IDS)
+in_dtypes_and_modes = in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, grad_mode=MODES)
+
+
+@pytest.fixture(params=MODES)
+def grad_mode(request: pytest.FixtureRequest) -> str:
+    """Return each gradient mode, where a test does not say which."""
+    return request.param
 
 
 def test_pretrained_bags(grad_mode: str) -> None:
@@ -151,12 +159,9 @@ def test_bags_of_nothing(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, gra
         assert torch.equal(output, torch.zeros(len(offsets), 3))
 
 
-@pytest.mark.parametrize("mode", POOLINGS)
-@pytest.mark.parametrize("padding", [None, 0])
-@each_id_dtype
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@in_pairs(mode=POOLINGS, grad_mode=MODES, padding=[None, 0], ids_dtype=IDS, dtype=FLOATS[:2])
 def test_ids_of_no_row(
-    dtype: torch.dtype, ids_dtype: torch.dtype, padding: int | None, mode: str, grad_mode: str
+    mode: str, padding: int | None, ids_dtype: torch.dtype, dtype: torch.dtype, grad_mode: str
 ) -> None:
     """Restate test_embedding_bag_out_of_bounds_idx."""
     bags = nn.EmbeddingBag(10, 2, mode=mode, padding_idx=padding, dtype=dtype, grad_mode=grad_mode).eval()
@@ -197,9 +202,7 @@ def test_weights_that_do_not_fit(ids_dtype: torch.dtype, offsets_dtype: torch.dt
     torch.testing.assert_close(output[3], (torch.tensor([3.0, 4.0]) + 3 * torch.tensor([9.0, 10.0])) / 4)
 
 
-@each_id_dtype
-@each_offset_dtype
-@pytest.mark.parametrize("dtype", FLOATS)
+@in_dtypes_and_modes
 def test_weights_of_nothing(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:
@@ -210,12 +213,9 @@ def test_weights_of_nothing(
         check_bags(numbered("sum", dtype, grad_mode), torch.tensor([], dtype=ids_dtype), offsets[:-1], offsets, weights)
 
 
-@each_id_dtype
-@each_offset_dtype
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("last", [None, False, True], ids=["", "any", "last"])
+@in_pairs(dtype=FLOATS, grad_mode=MODES, last=[None, False, True], ids_dtype=IDS, offsets_dtype=IDS)
 def test_weights_in_bags(
-    last: bool | None, dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
+    dtype: torch.dtype, last: bool | None, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:
     """Restate test_EmbeddingBag_per_sample_weights_and_offsets and, with any or the last offset, ..._new_offsets."""
     ids, ends = KNOWN_IDS.to(ids_dtype), torch.cat([KNOWN_OFFSETS, torch.tensor([6])]).to(offsets_dtype)
@@ -267,9 +267,7 @@ def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: 
             bags(input, None if bad is None else torch.tensor(bad, dtype=offsets))
 
 
-@each_id_dtype
-@each_offset_dtype
-@pytest.mark.parametrize("dtype", FLOATS)
+@in_dtypes_and_modes
 def test_bags(dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
     """Restate test_embedding_bag_device; for half types test_embedding_bag_half and test_embedding_bag_bfloat16 too."""
     torch.manual_seed(0)
@@ -277,9 +275,7 @@ def test_bags(dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.d
         check_device_case(mode, dtype, ids_dtype, offsets_dtype, grad_mode)
 
 
-@each_id_dtype
-@each_offset_dtype
-@pytest.mark.parametrize("dtype", FLOATS)
+@in_dtypes_and_modes
 def test_tables_that_are_not_contiguous(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:

@@ -10,8 +10,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from devices import KERNELS
 from kinds import saved
 from nn.cases import trained
+from pairs import in_pairs
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -139,8 +141,7 @@ OTHER_READS = {
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("grad_mode", MODES)
-@pytest.mark.parametrize("read", OTHER_READS)
+@in_pairs(read=OTHER_READS, grad_mode=MODES, kernels=KERNELS)
 def test_readers_of_model_and_optimizer_see_current_rows(read: str, grad_mode: str) -> None:
     _, want, model, optimizer = stale_table(grad_mode)
     close(OTHER_READS[read](model, optimizer), want)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from devices import cpu_only
+from devices import KERNELS, cpu_only
+from pairs import in_pairs
 from samples.embedding_collection import Collection, random_collection
 from torch import Tensor
 
@@ -106,12 +107,10 @@ def first_of(x: Collection, key: int) -> int:
     return int(x.offsets[sum(x.bags[:key])])
 
 
-@of_every
-@pytest.mark.parametrize(("key", "rows"), [(0, 9), (1, 12), (2, 9)])
-@pytest.mark.parametrize("beyond", [0, -1, 1000])
-def test_index_out_of_range(name: str, key: int, rows: int, beyond: int) -> None:
+@in_pairs(name=EVERY, key=(0, 1, 2), beyond=(0, -1, 1000), kernels=KERNELS)
+def test_index_out_of_range(name: str, key: int, beyond: int) -> None:
     """Name the first id that is outside its own table."""
-    x = usual()
+    x, rows = usual(), (9, 12, 9)[key]
     position, value = first_of(x, key), rows + beyond if beyond >= 0 else beyond
     x.indices[position] = value
     x.indices[-1] = 10**6
@@ -183,8 +182,8 @@ LISTS = {
 }
 
 
-@of_every
-@pytest.mark.parametrize("case", LISTS)
+# Both kinds of kernels share these checks.
+@in_pairs(name=EVERY, case=LISTS, kernels=KERNELS)
 def test_lists(name: str, case: str) -> None:
     changes, message = LISTS[case]
     refused(name, usual(**changes), message)

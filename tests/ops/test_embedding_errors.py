@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ops.test_sparse_segment import ITEMS, at_each_position, names
+from devices import KERNELS
+from ops.test_sparse_segment import ID_DTYPES, ITEMS, POSITIONS, VALUES_OUTSIDE, has, names
+from pairs import in_pairs
+from samples.sample import FLOATS
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -73,15 +76,12 @@ EVERY = WITH_OFFSETS | WITHOUT_OFFSETS
 # ---- Bad values -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EVERY)
-@at_each_position
-@pytest.mark.parametrize("value", [-1, 50, -(2**31), 2**31 - 1, 2**40])
-def test_index_out_of_range(name: str, position: int, value: int) -> None:
-    for dtype in (torch.int32, torch.int64) if abs(value) < 2**40 else (torch.int64,):
-        indices = long_indices(dtype)
-        indices[position] = value
-        with pytest.raises(IndexError, match=names("indices", value, position)):
-            EVERY[name](indices, long_offsets())
+@in_pairs(has, dtype=ID_DTYPES, value=VALUES_OUTSIDE, position=POSITIONS, name=EVERY, kernels=KERNELS)
+def test_index_out_of_range(dtype: torch.dtype, value: int, position: int, name: str) -> None:
+    indices = long_indices(dtype)
+    indices[position] = value
+    with pytest.raises(IndexError, match=names("indices", value, position)):
+        EVERY[name](indices, long_offsets())
 
 
 def test_position_in_ids_of_higher_rank_is_that_of_the_flat_ids() -> None:
@@ -100,14 +100,13 @@ def test_padding_idx_excuses_only_itself(mode: str) -> None:
         ops.embedding_bag(TABLE, torch.tensor([-1]), torch.tensor([0, 1]), mode=mode)
 
 
-@pytest.mark.parametrize("name", WITH_OFFSETS)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(
-    ("position", "value"),
-    [(0, 1), (0, -1), (1, -2), (1, ITEMS + 9), (231, 3), (231, -7), (231, 2**31 - 1), (BAGS, ITEMS - 6)],
-)
-def test_bad_offsets(name: str, position: int, value: int, dtype: torch.dtype) -> None:
-    offsets = long_offsets(dtype)
+# By position.
+BAD_OFFSETS = [(0, 1), (0, -1), (1, -2), (1, ITEMS + 9), (231, 3), (231, -7), (231, 2**31 - 1), (BAGS, ITEMS - 6)]
+
+
+@in_pairs(bad=BAD_OFFSETS, name=WITH_OFFSETS, dtype=ID_DTYPES, kernels=KERNELS)
+def test_bad_offsets(bad: tuple[int, int], name: str, dtype: torch.dtype) -> None:
+    offsets, (position, value) = long_offsets(dtype), bad
     offsets[position] = value
     with pytest.raises(ValueError, match=r"offsets") as error:
         WITH_OFFSETS[name](long_indices(), offsets)
@@ -127,9 +126,7 @@ def test_offsets_must_end_at_the_number_of_ids(name: str) -> None:
             WITH_OFFSETS[name](long_indices(), offsets)
 
 
-@at_each_position
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@in_pairs(mode=["sum", "mean", "sqrtn"], position=POSITIONS, dtype=FLOATS, kernels=KERNELS)
 def test_nan_weights(mode: str, position: int, dtype: torch.dtype) -> None:
     weights = torch.ones(ITEMS, dtype=dtype)
     weights[position] = torch.nan
@@ -200,34 +197,34 @@ BACKWARD = dict(
     scale_grad_by_freq=False,
 )
 ARGMAX = torch.zeros(3, 2, dtype=torch.int64)
-BACKWARD_CHECKS = [
-    (dict(grad=torch.ones(3, 2).int()), "grad must be float16, bfloat16, float32 or float64, got Int"),
-    (dict(grad=torch.ones(3)), r"grad must have rank 2, got shape \[3\]"),
-    (dict(grad=torch.ones(4, 2)), "grad must have one row per bag, 3, got 4"),
-    (dict(grad=torch.ones(3, 2), offsets=None), "grad must have one row per bag, 4, got 3"),
-    (dict(indices=INDICES.reshape(2, 2)), r"indices must have rank 1, got shape \[2, 2\]"),
-    (dict(indices=INDICES.float()), "indices must be int32 or int64, got Float"),
-    (dict(offsets=OFFSETS[:0]), "offsets must have one element more than there are bags, got none"),
-    (dict(per_sample_weights=WEIGHTS[:3]), "per_sample_weights must have the length of indices, 4, got 3"),
-    (dict(per_sample_weights=WEIGHTS.half()), "per_sample_weights must have the dtype of grad, Float, got Half"),
-    (dict(num_embeddings=-1), "num_embeddings must be >= 0, got -1"),
-    (dict(padding_idx=6), "padding_idx must be <= 5, got 6"),
-    (dict(mode=4), r"reduction must be in \[0, 3\], got 4"),
-    (dict(mode=-1), r"reduction must be in \[0, 3\], got -1"),
-    (dict(mode=3), "mode max needs offsets and argmax, and takes no per_sample_weights"),
-    (dict(mode=3, argmax=ARGMAX, per_sample_weights=WEIGHTS), "mode max needs offsets and argmax"),
-    (dict(mode=3, argmax=ARGMAX[:2]), r"argmax must be int64 of grad's shape \[3, 2\], got \[2, 2\]"),
-    (dict(mode=3, argmax=ARGMAX.int()), r"argmax must be int64 of grad's shape \[3, 2\], got"),
-    (dict(mode=1, offsets=None, grad=torch.ones(4, 2)), "without offsets, mode must be sum"),
-    (dict(per_sample_weights=WEIGHTS, offsets=None, grad=torch.ones(4, 2)), "without offsets, .*weights None"),
-]
+# Both kinds of kernels share these checks.
+BACKWARD_CHECKS = {
+    "grad must be float16, bfloat16, float32 or float64, got Int": dict(grad=torch.ones(3, 2).int()),
+    r"grad must have rank 2, got shape \[3\]": dict(grad=torch.ones(3)),
+    "grad must have one row per bag, 3, got 4": dict(grad=torch.ones(4, 2)),
+    "grad must have one row per bag, 4, got 3": dict(grad=torch.ones(3, 2), offsets=None),
+    r"indices must have rank 1, got shape \[2, 2\]": dict(indices=INDICES.reshape(2, 2)),
+    "indices must be int32 or int64, got Float": dict(indices=INDICES.float()),
+    "offsets must have one element more than there are bags, got none": dict(offsets=OFFSETS[:0]),
+    "per_sample_weights must have the length of indices, 4, got 3": dict(per_sample_weights=WEIGHTS[:3]),
+    "per_sample_weights must have the dtype of grad, Float, got Half": dict(per_sample_weights=WEIGHTS.half()),
+    "num_embeddings must be >= 0, got -1": dict(num_embeddings=-1),
+    "padding_idx must be <= 5, got 6": dict(padding_idx=6),
+    r"reduction must be in \[0, 3\], got 4": dict(mode=4),
+    r"reduction must be in \[0, 3\], got -1": dict(mode=-1),
+    "mode max needs offsets and argmax, and takes no per_sample_weights": dict(mode=3),
+    "mode max needs offsets and argmax": dict(mode=3, argmax=ARGMAX, per_sample_weights=WEIGHTS),
+    r"argmax must be int64 of grad's shape \[3, 2\], got \[2, 2\]": dict(mode=3, argmax=ARGMAX[:2]),
+    r"argmax must be int64 of grad's shape \[3, 2\], got": dict(mode=3, argmax=ARGMAX.int()),
+    "without offsets, mode must be sum": dict(mode=1, offsets=None, grad=torch.ones(4, 2)),
+    "without offsets, .*weights None": dict(per_sample_weights=WEIGHTS, offsets=None, grad=torch.ones(4, 2)),
+}
 
 
-@pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
-@pytest.mark.parametrize(("wrong", "text"), BACKWARD_CHECKS)
-def test_backward_checks(name: str, wrong: dict, text: str) -> None:
+@in_pairs(text=BACKWARD_CHECKS, name=["embedding_dense_backward", "embedding_sparse_backward"], kernels=KERNELS)
+def test_backward_checks(text: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"embedding_backward: {text}"):
-        getattr(_ops, name).default(*(BACKWARD | wrong).values())
+        getattr(_ops, name).default(*(BACKWARD | BACKWARD_CHECKS[text]).values())
 
 
 WEIGHTS_BACKWARD = dict(

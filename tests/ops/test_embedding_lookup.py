@@ -7,6 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from calls import assert_same_bits
+from devices import KERNELS
+from pairs import in_pairs
+from samples.sample import FLOATS
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -27,8 +30,7 @@ def split(table: Tensor, shards: int, strategy: str) -> list[Tensor]:
     return [part.clone() for part in table.tensor_split(shards)]
 
 
-@pytest.mark.parametrize("strategy", ["mod", "div"])
-@pytest.mark.parametrize("shards", [1, 2, 3, 7, 40])
+@in_pairs(strategy=["mod", "div"], shards=[1, 2, 3, 7, 40], kernels=KERNELS)
 def test_shards_give_the_bits_of_one_table(strategy: str, shards: int) -> None:
     generator = torch.Generator().manual_seed(shards)
     table = torch.randn(31, 6, generator=generator)
@@ -187,8 +189,7 @@ def test_an_id_whose_row_its_shard_lacks() -> None:
         ops.embedding_lookup([TABLE[:1], TABLE[:1], TABLE[:2], TABLE[:0], TABLE[:0]], torch.tensor([4]))
 
 
-@pytest.mark.parametrize("position", [0, 1, 70_000, 74_999, 149_999])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@in_pairs(position=[0, 1, 70_000, 74_999, 149_999], dtype=[torch.int64, torch.int32], kernels=KERNELS)
 def test_bad_rows_are_named(position: int, dtype: torch.dtype) -> None:
     rows = (torch.arange(150_000) // 10).to(dtype)
     for bad in (-1, -70_000, 15_000):
@@ -276,8 +277,7 @@ def test_bad_positions_in_bounds_checks() -> None:
         _ops.clip_rows_backward.default(TABLE[:2], [TABLE], torch.tensor([0, 5]), 1.0)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("shape", [(5, 0), (5, 0, 2), (0, 0)])
+@in_pairs(shape=[(5, 0), (5, 0, 2), (0, 0)], sparse=[False, True], kernels=KERNELS)
 def test_tables_without_columns_have_gradients(shape: tuple[int, ...], sparse: bool) -> None:
     table = torch.zeros(shape, requires_grad=True)
     ids = torch.tensor([0, 3, 3][: 3 * bool(shape[0])], dtype=torch.int64)
@@ -297,9 +297,7 @@ def test_tables_without_columns_have_gradients(shape: tuple[int, ...], sparse: b
 WEIGHTS = torch.tensor([0.3, 2.0, 1e-3, 0.5])
 
 
-@pytest.mark.parametrize("safe", [False, True])
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@in_pairs(dtype=FLOATS, combiner=["sum", "mean", "sqrtn"], safe=[False, True])
 def test_weights_of_another_dtype(dtype: torch.dtype, combiner: str, safe: bool) -> None:
     """Compute half tables in float32, so that weights lose nothing; for other tables cast the weights."""
     call: Callable[..., Tensor] = ops.safe_embedding_lookup_sparse if safe else ops.embedding_lookup_sparse

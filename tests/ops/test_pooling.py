@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from pairs import in_pairs, pairwise
 from samples.sample import Random
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from torchsparse_rec.compat._parity.reference import MAX, MEAN, REFERENCES, SQRT
 from torchsparse_rec.compat._parity.reference import embedding as reference
 
 MODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}
+# Pairs of mode and weighted, each with an algorithm of its own.
+WEIGHTED = [("sum", True), ("mean", True), ("sqrtn", True)]
+POOLINGS = [(mode, False) for mode in MODES] + WEIGHTED
 ROWS = 40
 PADDING = 7
 # CUDA kernels give several short bags to one team of lanes, take bags from it that are too much for it, and cut bags of
@@ -66,17 +70,14 @@ def _assert_close(actual: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(actual.cpu().double(), wanted, rtol=1e-5, atol=1e-3)
 
 
-def _cases(dims: tuple[int, ...]) -> list:
+def _cases(poolings: list[tuple[str, bool]], dims: tuple[int, ...]) -> list:
     return [
         pytest.param(shape, mode, weighted, dim, id=f"{shape}-{mode}{'-weighted' if weighted else ''}-{dim}")
-        for shape in LENGTHS
-        for mode in MODES
-        for weighted in ((False,) if mode == "max" else (False, True))
-        for dim in dims
+        for shape, (mode, weighted), dim in pairwise(LENGTHS, poolings, dims)
     ]
 
 
-@pytest.mark.parametrize("shape, mode, weighted, dim", _cases(DIMS))
+@pytest.mark.parametrize("shape, mode, weighted, dim", _cases(POOLINGS, DIMS))
 def test_pooled_bags(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
     indices, offsets, random = _bags(LENGTHS[shape], dim)
     weights = _weights(random, len(indices), MODES[mode], weighted)
@@ -100,7 +101,7 @@ def test_pooled_bags_of_other_dtypes(mode: str, dtype: torch.dtype, device: str)
     assert torch.equal(actual[1].cpu(), wanted[1])
 
 
-@pytest.mark.parametrize("shape, mode, weighted, dim", _cases((3, 16)))
+@pytest.mark.parametrize("shape, mode, weighted, dim", _cases(POOLINGS, (3, 16)))
 def test_gradients_of_bags(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
     """Compute both forms of the gradient; many entries name every row, and half of them row 5."""
     indices, offsets, random = _bags(LENGTHS[shape], dim)
@@ -121,7 +122,7 @@ def test_gradients_of_bags(shape: str, mode: str, weighted: bool, dim: int, devi
         _assert_close(values, wanted[present])
 
 
-@pytest.mark.parametrize("shape, mode, weighted, dim", [x for x in _cases((16, 132)) if x.values[2]])
+@pytest.mark.parametrize("shape, mode, weighted, dim", _cases(WEIGHTED, (16, 132)))
 def test_gradients_of_weights(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
     indices, offsets, random = _bags(LENGTHS[shape], dim)
     weights = _weights(random, len(indices), MODES[mode], weighted)
@@ -143,11 +144,13 @@ def test_lookups(dim: int, entries: int, device: str) -> None:
     assert torch.equal(actual.cpu(), table[indices])
 
 
-@pytest.mark.parametrize("lengths", [[1] * 600, [40, 0, 1], [600, 1, 300]], ids=["one_each", "few", "long"])
-@pytest.mark.parametrize("is_sorted", [True, False])
-@pytest.mark.parametrize("reduction", [SUM, MEAN, SQRTN])
-def test_gradients_of_segments(reduction: int, is_sorted: bool, lengths: list[int], device: str) -> None:
+SEGMENTS = {"one_each": [1] * 600, "few": [40, 0, 1], "long": [600, 1, 300]}
+
+
+@in_pairs(reduction=[SUM, MEAN, SQRTN], shape=SEGMENTS, is_sorted=[True, False])
+def test_gradients_of_segments(reduction: int, shape: str, is_sorted: bool, device: str) -> None:
     """Compute gradients of segments of one entry and of many, also with unsorted ids."""
+    lengths = SEGMENTS[shape]
     indices, offsets, random = _bags(lengths, reduction)
     segment_ids = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff())
     if not is_sorted:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from calls import among_columns, assert_same_bits, call
+from devices import KERNELS
 from optim.dense_optimizers import Dense
+from pairs import in_pairs
 from samples.row_optimizer import IDLE_RULES, RULES, last_steps_for, states_for, update_sample
 from samples.sample import Random
 from torch import Tensor
@@ -274,8 +276,9 @@ def _by_chance(weight: Tensor, moves: Tensor, seed: int, step: int = 1, rows: Te
     return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("value", [1.0, -1.5, 3e-5, 2.0**-23, -1.5 * 2.0**-14, 60000.0])
+@in_pairs(
+    value=[1.0, -1.5, 3e-5, 2.0**-23, -1.5 * 2.0**-14, 60000.0], dtype=[torch.float16, torch.bfloat16], kernels=KERNELS
+)
 def test_rounding_by_chance_is_right_on_average(value: float, dtype: torch.dtype, kernels: str) -> None:
     """Round normal and subnormal numbers of both signs; a third of the way to the next number."""
     count = 4000
@@ -340,8 +343,7 @@ def test_other_rows_keep_their_bits(rule: str, kernels: str) -> None:
         assert not torch.equal(after[rows], before[rows])
 
 
-@pytest.mark.parametrize("dim", [3, 200])
-@pytest.mark.parametrize("rule", RULES)
+@in_pairs(rule=RULES, dim=[3, 200], kernels=KERNELS)
 def test_a_gradient_of_zeros_leaves_its_row_alone(rule: str, dim: int, kernels: str) -> None:
     """Leave named rows and their states alone, if none is stale. NaN is no zero, nor is one column among many."""
     sample = update_sample("", rule, ((9, dim),), catch_up=False)
@@ -387,8 +389,7 @@ def test_a_table_stepped_whole_has_the_bits_of_a_step_of_all_rows(rule: str, dty
         assert bool((lasts[k] == sample.arguments[9] - sample.arguments[10]).all()) == is_whole
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("rule", RULES)
+@in_pairs(rule=RULES, bad=[torch.nan, torch.inf], kernels=KERNELS)
 def test_a_gradient_without_sense_stays_in_its_row(rule: str, bad: float, kernels: str) -> None:
     sample = update_sample("", rule, ((5, 6),), all_rows=True, catch_up=False)
     clean = call(sample)

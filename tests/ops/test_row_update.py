@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from calls import among_columns, assert_same_bits
+from devices import KERNELS
+from pairs import in_pairs
 from samples.row_update import NUMBERS, row_update_sample
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -33,8 +35,7 @@ def _assert_all_same(actual: list[Tensor], wanted: list[Tensor]) -> None:
 # ---- Order ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@each_rule
+@in_pairs(rule=NUMBERS, dtype=[torch.float32, torch.float16], kernels=KERNELS)
 def test_a_batch_is_its_items_one_after_another(rule: str, dtype: torch.dtype, kernels: str) -> None:
     *tables, grad, ids, number, hyperparameters = row_update_sample("", rule, rows=5, items=20, dtype=dtype).arguments
     wanted = [x.clone() if x is not None else None for x in tables]
@@ -54,8 +55,7 @@ def test_untouched_rows_keep_their_bits(rule: str, kernels: str) -> None:
         assert not after[[2, 5]].isnan().any()
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@each_rule
+@in_pairs(rule=NUMBERS, bad=[torch.nan, torch.inf, -torch.inf], kernels=KERNELS)
 def test_a_gradient_without_sense_stays_in_its_elements(rule: str, bad: float, kernels: str) -> None:
     *tables, grad, _, number, hyperparameters = row_update_sample("", rule, rows=3, items=2, shape=(5,)).arguments
     ids = torch.tensor([2, 2])

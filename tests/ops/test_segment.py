@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from devices import cpu_only
+from devices import KERNELS, cpu_only
+from pairs import in_pairs
+from samples.sample import FLOATS
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -39,8 +41,7 @@ def raises(kind: type[Exception], text: str):
 # ---- Segments without rows, dropped rows ----------------------------------------------------------------------------
 
 
-@each_reduction
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@in_pairs(reduction=REDUCTIONS, dtype=FLOATS, kernels=KERNELS)
 def test_segments_without_rows(reduction: str, dtype: torch.dtype) -> None:
     data, ids = torch.tensor([3.0], dtype=dtype), torch.tensor([1])
     gap = 1 if reduction == "prod" else 0
@@ -97,8 +98,7 @@ def test_a_single_negative_zero_stays(reduction: str) -> None:
     assert math.copysign(1, result.item()) == -1
 
 
-@pytest.mark.parametrize("reduction", ["max", "min"])
-@pytest.mark.parametrize("position", range(5))
+@in_pairs(reduction=["max", "min"], position=range(5), kernels=KERNELS)
 def test_nan_wins(reduction: str, position: int) -> None:
     data = torch.arange(5.0)
     data[position] = torch.nan
@@ -217,8 +217,7 @@ def test_gradient_of_long_segments(restore_threads: None) -> None:
             assert torch.equal(results[0][0], wanted) and torch.equal(results[0][1], wanted)
 
 
-@pytest.mark.parametrize("reduction", [SUM, MEAN, SQRTN, MAX, PROD])
-@pytest.mark.parametrize("rows", [129, 1000])
+@in_pairs(reduction=[SUM, MEAN, SQRTN, MAX, PROD], rows=[129, 1000], kernels=KERNELS)
 def test_segments_of_many_pieces(reduction: int, rows: int) -> None:
     """Add segments in pieces of 128 rows, as CUDA does."""
     generator = torch.Generator().manual_seed(rows)

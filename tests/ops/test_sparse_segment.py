@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
-from devices import cpu_only
+from devices import KERNELS, cpu_only
+from pairs import in_pairs
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -26,22 +26,14 @@ GRAD_V2 = {
     "sqrt_n": ops.sparse_segment_sqrt_n_grad_v2,
 }
 REDUCTIONS = list(FORWARD)
+GRADIENTS = {f"{r}_grad": f for r, f in GRAD.items()} | {f"{r}_grad_v2": f for r, f in GRAD_V2.items()}
+# Every public function as f(values, indices, segment_ids, size).
+OPERATORS = FORWARD | GRADIENTS
 # Four entries: row 0 twice, in segments of two, none and two entries.
 INDICES, SEGMENT_IDS = torch.tensor([0, 2, 1, 0]), torch.tensor([0, 0, 2, 2])
 ROOT = 2.0**0.5
 
 each_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
-
-
-def all_operators() -> list:
-    """Return every public function as f(values, indices, segment_ids, size), forward and gradients alike."""
-    named = {**{f"{r}": f for r, f in FORWARD.items()}}
-    named |= {f"{r}_grad": f for r, f in GRAD.items()} | {f"{r}_grad_v2": f for r, f in GRAD_V2.items()}
-    return [pytest.param(function, id=name) for name, function in named.items()]
-
-
-each_operator = pytest.mark.parametrize("function", all_operators())
-each_gradient = pytest.mark.parametrize("function", all_operators()[3:])
 
 
 # ---- Values by hand -------------------------------------------------------------------------------------------------
@@ -265,8 +257,8 @@ def test_a_failed_call_leaves_out_alone() -> None:
 # ---- Bad values: the error names the argument, the value and its position -------------------------------------------
 
 ITEMS = 2501
-POSITIONS = {"first": 0, "middle": 1237, "last": ITEMS - 1}
-at_each_position = pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+POSITIONS = (0, 1237, ITEMS - 1)
+ID_DTYPES = (torch.int32, torch.int64)
 
 
 def names(argument: str, value: int, position: int) -> str:
@@ -280,17 +272,20 @@ def long_call(dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor, Tensor,
     return torch.ones(50, 3), (entries * 7 % 50).to(dtype), (entries * 50 // ITEMS).to(dtype), 50
 
 
-@each_operator
-@at_each_position
-@pytest.mark.parametrize("value", [-1, 50, 2**31 - 1, -(2**31), 2**40, -(2**62)])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_index_out_of_range(function: Callable, position: int, value: int, dtype: torch.dtype) -> None:
-    if abs(value) > 2**31 and dtype == torch.int32:
-        dtype = torch.int64
+def has(dtype: torch.dtype, value: int, *_: object) -> bool:
+    """Say whether an integer is one of a dtype's numbers."""
+    return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
+
+
+VALUES_OUTSIDE = (-1, 50, 2**31 - 1, -(2**31), 2**40, -(2**62))
+
+
+@in_pairs(has, dtype=ID_DTYPES, value=VALUES_OUTSIDE, position=POSITIONS, name=OPERATORS, kernels=KERNELS)
+def test_index_out_of_range(dtype: torch.dtype, value: int, position: int, name: str) -> None:
     values, indices, segment_ids, size = long_call(dtype)
     indices[position] = value
     with pytest.raises(IndexError, match=names("indices", value, position)):
-        function(values, indices, segment_ids, size)
+        OPERATORS[name](values, indices, segment_ids, size)
 
 
 @each_reduction
@@ -301,9 +296,7 @@ def test_index_out_of_range_of_an_empty_table(reduction: str) -> None:
         GRAD[reduction](torch.ones(1, 3), torch.tensor([0]), torch.tensor([0]), 0)
 
 
-@each_reduction
-@at_each_position
-@pytest.mark.parametrize("num_segments", [50, None])
+@in_pairs(reduction=REDUCTIONS, position=POSITIONS, num_segments=(50, None), kernels=KERNELS)
 def test_negative_segment_id(reduction: str, position: int, num_segments: int | None) -> None:
     data, indices, segment_ids, _ = long_call()
     segment_ids[position] = -3
@@ -311,9 +304,7 @@ def test_negative_segment_id(reduction: str, position: int, num_segments: int | 
         FORWARD[reduction](data, indices, segment_ids, num_segments)
 
 
-@each_reduction
-@pytest.mark.parametrize("num_segments", [60, None])
-@pytest.mark.parametrize("position", [1, 1237, ITEMS - 1])
+@in_pairs(reduction=REDUCTIONS, position=(1, 1237, ITEMS - 1), num_segments=(60, None), kernels=KERNELS)
 def test_unsorted_segment_ids(reduction: str, position: int, num_segments: int | None) -> None:
     """Name the id at ``position``, which is smaller than the one before it."""
     data, indices, segment_ids, _ = long_call()
@@ -335,15 +326,12 @@ def test_num_segments_too_small(reduction: str) -> None:
         FORWARD[reduction](data, indices[:1], torch.tensor([4_000_000_000]), 5)
 
 
-@each_gradient
-@at_each_position
-@pytest.mark.parametrize("value", [-1, 50, 2**31 - 1, -(2**31)])
-def test_segment_id_out_of_range_in_gradients(function: Callable, position: int, value: int) -> None:
-    for dtype in (torch.int32, torch.int64):
-        grad, indices, segment_ids, size = long_call(dtype)
-        segment_ids[position] = value
-        with pytest.raises(IndexError, match=names("segment_ids", value, position)):
-            function(grad, indices, segment_ids, size)
+@in_pairs(dtype=ID_DTYPES, value=VALUES_OUTSIDE[:4], position=POSITIONS, name=GRADIENTS, kernels=KERNELS)
+def test_segment_id_out_of_range_in_gradients(dtype: torch.dtype, value: int, position: int, name: str) -> None:
+    grad, indices, segment_ids, size = long_call(dtype)
+    segment_ids[position] = value
+    with pytest.raises(IndexError, match=names("segment_ids", value, position)):
+        GRADIENTS[name](grad, indices, segment_ids, size)
 
 
 def test_the_first_bad_entry_is_named() -> None:
@@ -357,40 +345,39 @@ def test_the_first_bad_entry_is_named() -> None:
 # ---- Bad shapes, dtypes and arguments -------------------------------------------------------------------------------
 
 VALUES = torch.ones(4, 2)
-FORWARD_CHECKS = [
-    (dict(data=VALUES.int()), "data must be float16, bfloat16, float32 or float64, got Int"),
-    (dict(data=VALUES.to(torch.complex64)), "data must be float16, bfloat16, float32 or float64, got ComplexFloat"),
-    (dict(data=torch.tensor(1.0)), "data must have rank >= 1, got a scalar"),
-    (dict(indices=INDICES.reshape(2, 2)), r"indices must have rank 1, got shape \[2, 2\]"),
-    (dict(indices=torch.tensor(0)), r"indices must have rank 1, got shape \[\]"),
-    (dict(segment_ids=SEGMENT_IDS.reshape(4, 1)), r"segment_ids must have rank 1, got shape \[4, 1\]"),
-    (dict(indices=INDICES.float()), "indices must be int32 or int64, got Float"),
-    (dict(indices=INDICES.to(torch.int16)), "indices must be int32 or int64, got Short"),
-    (dict(segment_ids=SEGMENT_IDS.bool()), "segment_ids must be int32 or int64, got Bool"),
-    (dict(segment_ids=SEGMENT_IDS[:3]), "segment_ids must have the length of indices, 4, got 3"),
-    (dict(indices=INDICES[:0]), "segment_ids must have the length of indices, 0, got 4"),
-    (dict(num_segments=-1), "num_segments must be >= 0, got -1"),
-]
+# Both kinds of kernels share these checks.
+FORWARD_CHECKS = {
+    "data must be float16, bfloat16, float32 or float64, got Int": dict(data=VALUES.int()),
+    "data must be float16, bfloat16, float32 or float64, got ComplexFloat": dict(data=VALUES.to(torch.complex64)),
+    "data must have rank >= 1, got a scalar": dict(data=torch.tensor(1.0)),
+    "indices must have rank 1, got shape [2, 2]": dict(indices=INDICES.reshape(2, 2)),
+    "indices must have rank 1, got shape []": dict(indices=torch.tensor(0)),
+    "segment_ids must have rank 1, got shape [4, 1]": dict(segment_ids=SEGMENT_IDS.reshape(4, 1)),
+    "indices must be int32 or int64, got Float": dict(indices=INDICES.float()),
+    "indices must be int32 or int64, got Short": dict(indices=INDICES.to(torch.int16)),
+    "segment_ids must be int32 or int64, got Bool": dict(segment_ids=SEGMENT_IDS.bool()),
+    "segment_ids must have the length of indices, 4, got 3": dict(segment_ids=SEGMENT_IDS[:3]),
+    "segment_ids must have the length of indices, 0, got 4": dict(indices=INDICES[:0]),
+    "num_segments must be >= 0, got -1": dict(num_segments=-1),
+}
 
 
-@each_reduction
-@pytest.mark.parametrize(("wrong", "text"), FORWARD_CHECKS)
-def test_forward_checks(reduction: str, wrong: dict, text: str) -> None:
-    right = dict(data=VALUES, indices=INDICES, segment_ids=SEGMENT_IDS, num_segments=3)
-    with pytest.raises(ValueError, match=f"sparse_segment_reduce: {text}"):
-        FORWARD[reduction](**right | wrong)
+@in_pairs(text=FORWARD_CHECKS, reduction=REDUCTIONS, kernels=KERNELS)
+def test_forward_checks(text: str, reduction: str) -> None:
+    call = dict(data=VALUES, indices=INDICES, segment_ids=SEGMENT_IDS, num_segments=3) | FORWARD_CHECKS[text]
+    with pytest.raises(ValueError, match=re.escape(f"sparse_segment_reduce: {text}")):
+        FORWARD[reduction](**call)
 
 
-@each_reduction
-@pytest.mark.parametrize(("wrong", "text"), FORWARD_CHECKS[:-1])
-def test_gradient_checks(reduction: str, wrong: dict, text: str) -> None:
-    right = dict(grad=VALUES, indices=INDICES, segment_ids=SEGMENT_IDS)
-    wrong = {"grad" if name == "data" else name: x for name, x in wrong.items()}
-    text = f"sparse_segment_reduce_grad.*: {text.replace('data', 'grad')}"
-    with pytest.raises(ValueError, match=text):
-        GRAD[reduction](**right | wrong, output_dim0=3)
-    with pytest.raises(ValueError, match=text):
-        GRAD_V2[reduction](**right | wrong, dense_output_dim0=3)
+@in_pairs(text=[*FORWARD_CHECKS][:-1], reduction=REDUCTIONS, kernels=KERNELS)
+def test_gradient_checks(text: str, reduction: str) -> None:
+    call = dict(data=VALUES, indices=INDICES, segment_ids=SEGMENT_IDS) | FORWARD_CHECKS[text]
+    call["grad"] = call.pop("data")
+    match = f"sparse_segment_reduce_grad.*: {re.escape(text.replace('data', 'grad'))}"
+    with pytest.raises(ValueError, match=match):
+        GRAD[reduction](**call, output_dim0=3)
+    with pytest.raises(ValueError, match=match):
+        GRAD_V2[reduction](**call, dense_output_dim0=3)
 
 
 @each_reduction

@@ -9,6 +9,7 @@ import pytest
 import torch
 from calls import assert_same_bits
 from devices import cpu_only
+from pairs import in_pairs
 from samples.sample import FLOATS, Random
 from samples.table import KINDS, filled, keys_of, state_of
 from torch import Tensor
@@ -42,9 +43,7 @@ def _reference(keys: Sequence[int], dim: int, dtype: torch.dtype, kind: str, see
 # ---- Initial values: to the bit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
-@each_float
-@each_kind
+@in_pairs(kind=KINDS, dtype=FLOATS, seed=[0, 1, -1, 2**63 - 1, -(2**63)])
 def test_initial_values_to_the_bit(kind: str, dtype: torch.dtype, seed: int) -> None:
     keys = keys_of(12, seed=seed % 100)
     assert_same_bits(_initial(keys, 9, dtype, kind, KINDS[kind][1], seed), _reference(keys, 9, dtype, kind, seed))
@@ -229,9 +228,7 @@ def test_seeds_give_unrelated_values() -> None:
 # ---- Lookups --------------------------------------------------------------------------------------------------------
 
 
-@each_float
-@pytest.mark.parametrize("kind", [*KINDS, "values", "missing"])
-@pytest.mark.parametrize("dim", [0, 1, 7, 16, 130])
+@in_pairs(dim=[0, 1, 7, 16, 130], kind=[*KINDS, "values", "missing"], dtype=FLOATS)
 def test_lookup_is_find_and_gather_and_initial_values(dim: int, kind: str, dtype: torch.dtype) -> None:
     keys = keys_of(50)
     index, entries, _, _ = state_of(filled(6, 60, keys[:40], 3))
