@@ -38,7 +38,7 @@ FIRST_TESTS = ["ops/test_operators.py::test_equals_reference", *(f"cuda/test_{na
 # which share the GPU; and the tests that come last.
 FIRST_ROOMS = ["cuda", "ops", "compat"]
 LAST_ROOM = "distributed"
-LAST_TESTS = ["test_layout_of_inputs_does_not_matter", "test_expanded_inputs", "test_gradients_of_gradients"]
+LAST_TESTS = ["test_opcheck_and_export", "test_gradients_of_gradients"]
 # Rows with a target for their share of the bandwidth come first, then the other kernels, then whole trainings. Every
 # row's name begins with "".
 FIRST_ROWS = ["embedding/", "row_update", "adam/update", "sparse_segment/", "unique/", "hash/", "embedding_variable/"]

@@ -107,10 +107,10 @@ class _Writer:
         return done
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Log how a test ended."""
+        """Log how a test ended. After a subtest that passed, its test may still fail or hang."""
         if report.failed:
             self._write_failure(report.nodeid, report.longreprtext)
-        elif report.when == "call" or report.skipped:
+        elif type(report) is pytest.TestReport and (report.when == "call" or report.skipped):
             self._write(f"{report.outcome} {report.nodeid}")
 
     @pytest.hookimpl(tryfirst=True)

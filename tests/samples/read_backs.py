@@ -1,7 +1,7 @@
 """
 What operators copy from a CUDA device to the host and wait for, as the families' files say it. No other operator waits.
 
-docs/operators.md shows the list, tests/ops/test_capturing.py and tests/cuda/test_synchronisation.py hold it true.
+docs/operators.md shows the list, tests/ops/test_operators.py and tests/cuda/test_synchronisation.py hold it true.
 """
 
 from __future__ import annotations
