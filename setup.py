@@ -7,6 +7,9 @@ TORCH_CUDA_ARCH_LIST            the CUDA library's architectures, as for torch (
                                 there are none, a release's that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
 VERBOSE=1                       print the compiler's commands, not only the files' names
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
+TORCHSPARSE_REC_ONLY            sources, separated by spaces: nvcc, and a sanitizer, compile no others. CI names those
+                                that a change reaches. A sanitized library takes the others from build/temp; the CUDA
+                                library lacks them, so it belongs in a --build-lib of its own
 CUDA_HOME                       the CUDA toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
@@ -108,6 +111,12 @@ def sources(folder: str, suffix: str) -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for p in (ROOT / folder).glob(f"*{suffix}"))
 
 
+def touched(found: list[str]) -> list[str]:
+    """Return the sources that TORCHSPARSE_REC_ONLY names, or all."""
+    only = os.environ.get("TORCHSPARSE_REC_ONLY")
+    return found if only is None else [source for source in found if source in only.split()]
+
+
 def headers() -> list[str]:
     """List the headers, on which the objects depend beside their sources."""
     return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cuh"})
@@ -121,9 +130,12 @@ def cpu_extension() -> CppExtension:
     -fno-trapping-math: square roots and choices are vectorised; values are the same. -Wno-maybe-uninitialized: g++ 12
     warns of its own AVX-512 header.
     """
+    everything = sources("csrc", ".cpp") + sources("csrc/cpu", ".cpp")
+    compiled = touched(everything) if SANITIZE else everything
     return CppExtension(
         "torchsparse_rec._C",
-        sources("csrc", ".cpp") + sources("csrc/cpu", ".cpp"),
+        compiled,
+        extra_objects=[f"build/temp/{Path(x).with_suffix('.o')}" for x in everything if x not in compiled],
         depends=headers(),
         py_limited_api=True,
         extra_compile_args=[
@@ -146,7 +158,7 @@ def cuda_extension(home: str) -> CppExtension:
     """Describe _C_cuda.so: a CppExtension too, since CUDAExtension links libraries that a CPU-only torch lacks."""
     return CppExtension(
         "torchsparse_rec._C_cuda",
-        sources("csrc/cuda", ".cu") + sources("csrc/cuda", ".cpp"),
+        touched(sources("csrc/cuda", ".cu") + sources("csrc/cuda", ".cpp")),
         depends=headers(),
         py_limited_api=True,
         include_dirs=[*LEAN_HEADERS, f"{home}/include"],

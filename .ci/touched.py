@@ -1,133 +1,138 @@
 """
-Print the test files that a change has touched, separated by commas: CI runs these whole, of the others daily tests.
+Print the test files that a change touches, separated by commas: CI runs these whole, of others their daily tests. On a
+second line the same of its changed kernels alone, which sanitizers run; on a third the sources that reach these.
 
-The change is everything since the commit that .ci/full names, on which `make test-full` has passed. It prints
-"everything" where that commit is not in the history, or where something has changed that all tests stand on.
+The change is everything since the commit in .ci/passed, which has passed CI. A file touches the tests that reach it
+(.ci/reach.py) and answer for its room. ``everything`` stands for all tests. ``--base`` prints that commit instead.
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from pathlib import Path, PurePath
+from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-FULL = ".ci/full"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from reach import ROOT, Reach, schemas  # noqa: E402
+
+PASSED = ".ci/passed"
 EVERYTHING = "everything"
-
-# Every test depends on these files and folders. The paths of folders end with a slash.
-_GROUND = (
-    *("csrc/abi.h", "csrc/dispatch.h", "csrc/library.cpp", "setup.py", "pyproject.toml", "Makefile", "requirements/"),
-    *(".ci/run", ".ci/touched.py"),
-)
-# For each part of the package, the folders of tests that would see a fault in it.
-_ROOMS = {
-    "torchsparse_rec/ops/": ("ops",),
-    "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
-    "torchsparse_rec/optim/": ("optim", "nn", "variable", "clients", "distributed"),
-    "torchsparse_rec/tables/": ("nn", "optim", "variable", "clients", "distributed"),
-    "torchsparse_rec/variable/": ("variable",),
-    "torchsparse_rec/nn/": ("nn", "optim", "variable", "clients", "distributed"),
-    "torchsparse_rec/features/": ("features",),
-    "torchsparse_rec/distributed/": ("distributed",),
-    "torchsparse_rec/data/": ("data",),
-    "torchsparse_rec/profiling/": ("profiling",),
-    "torchsparse_rec/examples/": ("examples",),
-    "torchsparse_rec/keras/": ("keras",),
-    "torchsparse_rec/serving/": ("serving",),
-    "torchsparse_rec/": ("project", "ops", "nn"),
-    "compat/_parity/reference/": ("compat", "ops", "emulation", "data", "optim", "variable"),
-    "compat/": ("compat", "features"),
-    ".ci/": ("project",),
-    "tests/goldens/": ("compat",),
-    "tests/mutations/": ("project",),
-    "tests/samples/": ("ops", "emulation", "cuda"),
-    "tests/emulation/": ("ops", "emulation"),
-    "benchmarks/": ("benchmarks",),
-    "docs/": ("project", "clients"),
-}
-# Families of operators. The names of a family's files begin with the family's name.
-_FAMILIES = (
-    *("bucketize", "embedding", "embedding_collection", "hash", "quantized", "record", "row_optimizer", "row_update"),
-    *("route", "segment", "sparse_segment", "sparse_tensor", "table", "unique", "unique_rows"),
-)
-_OPERATORS = ("csrc/", "torchsparse_rec/ops/")
-_OPERATOR_ROOMS = ("ops", "emulation")
+LIBRARY = "csrc/library.cpp"
+# All tests stand on these files, and on the emulation but for its own tests.
+_GROUND = ("csrc/abi.h", "csrc/dispatch.h", "tests/conftest.py")
+_EMULATION = "tests/emulation/"
 
 
-def changed_since(commit: str) -> list[str] | None:
-    """Return the files that differ from a commit, uncommitted ones included; None where there is no such commit."""
-    known = subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True)
-    if known.returncode != 0:
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def base() -> str | None:
+    """
+    Return the commit that .ci/passed names; None in a shallow clone that has it not.
+
+    Raises:
+        ValueError: it is no ancestor, or was not written by one commit that changes nothing else and follows it.
+    """
+    named = (ROOT / PASSED).read_text().strip()
+    ancestor = _git("merge-base", named, "HEAD") == named
+    if not ancestor and _git("rev-parse", "--is-shallow-repository") == "true":
         return None
-    commands = (["git", "diff", "--name-only", commit], ["git", "ls-files", "--others", "--exclude-standard"])
-    outputs = [subprocess.run(x, cwd=ROOT, capture_output=True, text=True, check=True).stdout for x in commands]
-    return sorted({line for output in outputs for line in output.splitlines()})
+    since = _git("rev-list", f"{named}..HEAD", "--", PASSED).split() if ancestor else []
+    if len(since) != 1 or _git("diff", "--name-only", "HEAD", "--", PASSED):
+        why = "must name an ancestor of HEAD, and one commit after it must write that"
+    elif _git("rev-list", "--parents", "-1", since[0]).split()[1:] != [named]:
+        why = f"must name the parent of the commit that writes it, {since[0][:12]}"
+    elif _git("diff", "--name-only", named, since[0]).split() != [PASSED]:
+        why = f"must be all that its commit changes, {since[0][:12]}"
+    else:
+        return named
+    raise ValueError(f"{PASSED} {why}, got {named!r}: docs/developing.md says how a piece of work begins")
 
 
-def _family(stem: str) -> str | None:
-    """Return the longest name of a family with which a file's stem begins, or None."""
-    return max((x for x in _FAMILIES if f"{stem}_".startswith(f"{x}_")), key=len, default=None)
+def changed_since(commit: str) -> list[str]:
+    """Return the files that differ from a commit, uncommitted and new ones too."""
+    texts = (_git("diff", "--name-only", commit), _git("ls-files", "--others", "--exclude-standard"))
+    return sorted({line for text in texts for line in text.splitlines()} - {PASSED})
 
 
-def _families(path: PurePath) -> set[str]:
-    """Return the families that compile a C++ file. Those of a header compile files that include it, directly or not."""
-    reached = {path.name}
-    if path.suffix in (".h", ".cuh"):
-        files = [x for x in (ROOT / "csrc").rglob("*.*") if x.suffix in (".h", ".cuh", ".cpp", ".cu")]
-        includes = {x.name: set(re.findall(r'#include "(?:.*/)?([^"/]+)"', x.read_text())) for x in files}
-        while more := {x for x in includes if includes[x] & reached} - reached:
-            reached |= more
-    return {family for name in reached if (family := _family(PurePath(name).stem))}
+def _room(path: str) -> str:
+    """Return the room of a file: a package's name, which the folder of its tests has too."""
+    parts = path.split("/")
+    if parts[0] in ("torchsparse_rec", "tests"):
+        return parts[1] if len(parts) > 2 else ""
+    return "project" if parts[0] in (".ci", "docs") else parts[0]
 
 
-def _tested(test: str) -> str | None:
-    return _family(PurePath(test).stem.removeprefix("test_"))
+class Tests:
+    """The test files, what each reaches, and the rooms that each answers for."""
 
+    def __init__(self) -> None:
+        self.reach = Reach()
+        texts = self.reach.texts
+        self.files = sorted(x for x in texts if x.startswith("tests/") and Path(x).name.startswith("test_"))
+        self.reached = {test: self.reach.closure(test) for test in self.files}
+        # A test answers for its own room, for those that it names, and for those without tests of their own; a test of
+        # operators for their kernels.
+        alone = {_room(x) for x in texts} - {_room(test) for test in self.files} - {"csrc"}
+        self.rooms = {x: {_room(x), *map(_room, self.reach.needs(x)), *alone} for x in self.files}
+        for test, rooms in self.rooms.items():
+            rooms |= {"csrc"} if _room(test) == "ops" else set()
 
-def touched_by(path: str, tests: list[str]) -> set[str] | None:
-    """Return the test files that a changed file touches; None if it touches all of them."""
-    if any(path == x or (x.endswith("/") and path.startswith(x)) for x in _GROUND):
-        return None
-    operators = [x for x in tests if x.split("/")[1] in _OPERATOR_ROOMS]
-    if path in tests:
-        return {path}
-    if path.startswith("tests/") and path.count("/") == 1:
-        # All tests share these files; but the .txt lists only choose among tests, and change none.
-        return set() if path.endswith(".txt") else None
-    if path.startswith(_OPERATORS):
-        families = _families(PurePath(path))
-        # A file of no family serves all families, and a test of no family tests all of them.
-        return {x for x in operators if not families or _tested(x) is None or _tested(x) in families}
-    for folder, rooms in _ROOMS.items():
-        if path.startswith(folder):
-            return {x for x in tests if x.split("/")[1] in rooms}
-    return {x for x in tests if path.startswith(f"tests/{x.split('/')[1]}/")}
-
-
-def touched(paths: Iterable[str], tests: list[str]) -> set[str] | None:
-    """Return the test files that a change of these files touches; None if it touches all of them."""
-    found: set[str] = set()
-    for path in paths:
-        more = touched_by(path, tests)
-        if more is None:
+    def of_file(self, path: str) -> set[str] | None:
+        """Return the tests that a changed file touches; None if all."""
+        if path in _GROUND or (path.startswith(_EMULATION) and path not in self.files):
             return None
-        found |= more
-    return found
+        if path not in self.reach.texts:
+            return {test for test in self.files if _names(self.reach.texts[test], path)}
+        return {x for x in self.files if path == x or (path in self.reached[x] and _room(path) in self.rooms[x])}
+
+    def of_schemas(self, before: str) -> set[str]:
+        """Return the tests that a changed csrc/library.cpp touches: those of operators whose schema has changed."""
+        old, new = schemas(before), schemas(self.reach.texts[LIBRARY])
+        changed = {x for name in new if old.get(name) != new[name] for x in self.reach.operators[name]}
+        return {test for path in changed for test in self.of_file(path) or ()}
+
+    def of_files(self, paths: Iterable[str], before: str = "") -> set[str] | None:
+        """Return the tests that changed files touch; None if all. ``before``: csrc/library.cpp as it was."""
+        found: set[str] = set()
+        for path in paths:
+            more = self.of_schemas(before) if path == LIBRARY and before else self.of_file(path)
+            if more is None:
+                return None
+            found |= more
+        return found
 
 
-def main() -> int:
-    """Print the test files that the change has touched, and return the exit status."""
-    named = ROOT / FULL
-    commit = named.read_text().strip() if named.exists() else ""
-    paths = changed_since(commit) if commit else None
-    tests = sorted(str(x.relative_to(ROOT)) for x in (ROOT / "tests").rglob("test_*.py"))
-    found = None if paths is None else touched(paths, tests)
-    print(EVERYTHING if found is None else ",".join(sorted(found)))
+def _names(text: str, path: str) -> bool:
+    """Say whether a test's text names a file that is no source, or its folder below the root."""
+    folders = [str(x) for x in Path(path).parents if str(x) != "."]
+    return any(f'"{name}"' in text or f'/{name}"' in text for name in (path, Path(path).name, *folders))
+
+
+def main(arguments: list[str]) -> int:
+    """Print what the arguments ask for, and return the exit status."""
+    try:
+        commit = base()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if "--base" in arguments:
+        print(commit or f"{PASSED} names a commit that this shallow clone has not: everything counts as touched")
+    elif commit is None:
+        print(*[EVERYTHING] * 3, sep="\n")
+    else:
+        tests, paths, before = Tests(), changed_since(commit), _git("show", f"{commit}:{LIBRARY}")
+        kernels = [x for x in paths if x.startswith(("csrc/", _EMULATION))]
+        for part in (paths, kernels):
+            found = tests.of_files(part, before)
+            print(EVERYTHING if found is None else ",".join(sorted(found)))
+        print(EVERYTHING if found is None else " ".join(tests.reach.sources_of(kernels)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@
 
 namespace tsr {
 
-// The values of `reduction` (segments) and `mode` (embedding) in the schemas; torchsparse_rec/ops/_reduction.py mirrors
+// The values of `reduction` (segments) and `mode` (embedding) in the schemas; torchsparse_rec/_reduction.py mirrors
 // them.
 enum class Reduction : int64_t { kSum = 0, kMean = 1, kSqrtN = 2, kMax = 3, kMin = 4, kProd = 5 };
 

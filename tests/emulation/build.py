@@ -72,6 +72,17 @@ def _sources() -> list[Path]:
     ]
 
 
+def _is_touched(source: Path) -> bool:
+    """Say whether a source is compiled for a sanitizer: a kernel if TORCHSPARSE_REC_ONLY names it, where it is set."""
+    only = os.environ.get("TORCHSPARSE_REC_ONLY")
+    return only is None or source.suffix != ".cu" or str(source.relative_to(_ROOT)) in only.split()
+
+
+def _folder(sanitized: bool, racing: bool) -> Path:
+    key = hashlib.sha256(f"{torch.__version__} {sanitized} {racing}".encode()).hexdigest()[:8]
+    return _ROOT / ".cache/emulated" / key
+
+
 def _ninja_file() -> str:
     """Return a build file with one rule per source; the compiler's dependency files tell ninja about headers."""
     torch_folder = Path(torch.__file__).parent
@@ -88,25 +99,32 @@ def _ninja_file() -> str:
         "rule link",
         f"  command = {os.environ.get('CXX', 'g++')} -shared {' '.join(link_flags)} $in {libraries} -o $out",
     ]
-    objects = []
+    objects, ordinary = [], []
     for source in _sources():
-        objects.append(f"{source.parent.name}.{source.name}.o")
-        lines += [f"build {objects[-1]}: compile {source}"]
+        name = f"{source.parent.name}.{source.name}.o"
+        if (sanitized() or racing()) and not _is_touched(source):
+            ordinary.append(str(_folder(sanitized=False, racing=False) / name))
+            continue
+        objects.append(name)
+        lines += [f"build {name}: compile {source}"]
         if source.name == "library.cpp":
             # The same schemas in a namespace of their own.
             lines += [f"  more = -D{_NAMESPACE}={_NAMESPACE}_emulated"]
         elif racing() and source.suffix == ".cu":
             lines += [f"  more = {' '.join(_RACES)}"]
-    return "\n".join([*lines, f"build _C_emulated.so: link {' '.join(objects)}", ""])
+    return "\n".join([*lines, f"build _C_emulated.so: link {' '.join(objects + ordinary)}", ""])
 
 
 def build() -> Path:
-    """Build what is out of date. Return the library's path, under ``.cache`` in the repository's root."""
+    """
+    Build what is out of date. Return the library's path, under ``.cache`` in the repository's root.
+
+    With a sanitizer and TORCHSPARSE_REC_ONLY, other kernels are taken from the ordinary build, which must be there.
+    """
     ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if ninja is None:
         raise RuntimeError("ninja is needed to compile the emulated CUDA kernels: pip install ninja")
-    key = hashlib.sha256(f"{torch.__version__} {sanitized()} {racing()}".encode()).hexdigest()[:8]
-    folder = _ROOT / ".cache/emulated" / key
+    folder = _folder(sanitized(), racing())
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:  # the tests may run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
