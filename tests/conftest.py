@@ -5,10 +5,10 @@ import importlib.util
 import os
 import secrets
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +106,8 @@ def tensorflow():
         return pytest.importorskip("tensorflow")
 
 
+# The test files of this process, where others have the rest.
+_PART = pytest.StashKey[set[Path]]()
 # The seed of the random cases of parity tests: new in every run, the same in all of the run's processes.
 _PARITY_SEED = int(os.environ.setdefault("TORCHSPARSE_REC_PARITY_SEED", str(secrets.randbelow(2**31))))
 
@@ -128,16 +130,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--touched", default="", help='test files that get the mark "touched", separated by commas, or "everything"'
     )
-    parser.addoption(
-        "--until",
-        type=float,
-        help="seconds since 1970 after which no slow test begins; they come last, in random order",
-    )
-    parser.addoption(
-        "--sample",
-        action="store_true",
-        help='with --until: after it nothing begins that is not marked "representative"',
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -146,17 +138,43 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(tiers.Costs(), "costs")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the measured costs once: in the process that collects the reports of the others."""
-    if session.config.option.costs and not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.get_plugin("costs").write(session.config.option.costs)
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """With ``-n N --dist each``, tell each process its part of the files, and what a part is."""
+    if node.config.option.dist == "each":
+        parts = len(node.config.option.tx)
+        node.workerinput["part"] = (int(node.workerinput["workerid"].removeprefix("gw")) % parts, parts)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files to the other processes that are not in this one's part."""
+    part = getattr(config, "workerinput", {}).get("part")
+    if part is None or not collection_path.match("test_*.py"):
+        return None
+    if _PART not in config.stash:
+        config.stash[_PART] = tiers.files_of(*part, config.option.touched)
+    return collection_path not in config.stash[_PART] or None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a process knows of daily tests."""
+    node.config.stash.setdefault(tiers.DAILY, {}).update(getattr(node, "workeroutput", {}).get("daily", {}))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what was put off and has not begun by ``--until``."""
-    if item.get_closest_marker("put_off") and time.time() > item.config.option.until:
-        pytest.skip("the time is over: make test-full runs it")
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if daily tests cost too much. Write the measured costs once: in the process that has the others' reports."""
+    config = session.config
+    daily = config.stash.get(tiers.DAILY, {})
+    if hasattr(config, "workerinput"):
+        config.workeroutput["daily"] = daily
+        return
+    if (told := tiers.over_budget(daily)) is not None:
+        config.get_terminal_writer().line(f"\n{told[0]}", red=told[1])
+        session.exitstatus = session.exitstatus or int(told[1])
+    if config.option.costs:
+        config.pluginmanager.get_plugin("costs").write(config.option.costs)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -170,13 +188,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that tests/slow.txt and --touched name; leave out GPU tests on a machine without a GPU."""
-    tiers.mark(items, config.option.touched)
-    config.stash[tiers.COLLECTED] = [item.nodeid for item in items]
-    if config.option.until is not None:
-        tiers.put_off(items, config.option.sample, _PARITY_SEED)
+    """Leave out GPU tests on a machine without a GPU; mark those that are not daily, and those that are touched."""
     if not torch.cuda.is_available():
         _leave_out(config, items, lambda item: item.get_closest_marker("cuda") is not None)
+    tiers.mark(config, items, config.option.touched)
     if importlib.util.find_spec("tensorflow") is None:
         skip = pytest.mark.skip(reason="TensorFlow is not installed")
         for item in items:

@@ -1,35 +1,44 @@
 """
-Which tests run every day, chosen by their cost.
+Which cases run every day: as many as fit in a budget of the processor's time.
 
-``make test-full`` runs all tests and measures each test's processor time in seconds, its child processes included;
-then ``make tiers`` lists the tests above DAILY_SECONDS in tests/slow.txt, where tests that were not measured stay as
-they are: ``make test ARGS="--costs .cache/costs.txt"`` does for daily ones. Daily tests leave these out, so that they
-end within minutes; CI runs them where they have been touched. A test with the mark ``full`` takes minutes by
-itself: nothing but ``make test-full`` runs it. Of each test function the cheapest case stays daily, if it takes no
-more than CHEAPEST_SECONDS; and the tests in tests/always.txt stay daily whatever they take.
+``tests/costs.txt`` says of each test function how many seconds of a processor all its cases take, their child processes
+included; ``make test-full`` measures it. From it the mark ``slow`` is given at collection: a cheap function is daily as
+a whole, of a dearer one as many cases as its share buys. Daily whatever they cost are tests with the mark ``always``,
+and of the tests that notice a planted fault the cheapest (``tests/mutations/noticed.txt``). A test with the mark
+``full`` takes minutes: only ``make test-full`` runs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from emulation.build import build
 
 FOLDER = Path(__file__).resolve().parent
-SLOW = FOLDER / "slow.txt"
-ALWAYS = FOLDER / "always.txt"
-DAILY_SECONDS = 0.5
-CHEAPEST_SECONDS = 3.0
-# The names of all tests that were collected, those that are left out too.
-COLLECTED = pytest.StashKey[list[str]]()
+COSTS = FOLDER / "costs.txt"
+NOTICED = FOLDER / "mutations/noticed.txt"
+# Processor-seconds: for all daily tests, with what the processes import and collect; and for that alone, as measured.
+BUDGET = 400.0
+OVERHEAD = 80.0
+# What a function may take of it. One that takes less is daily as a whole.
+SHARE = 0.5
+# A function of which a case costs more has no daily one.
+DEAREST = 1.0
+# What a function costs that has not been measured.
+UNMEASURED = 1.0
+# The seconds of the daily tests in each file that this process, or one of its own, has collected.
+DAILY = pytest.StashKey[dict[str, float]]()
 
 
 def function_of(test: str) -> str:
@@ -37,63 +46,110 @@ def function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def listed(path: Path) -> set[str]:
-    """Return the tests of a list: a line is one case, or a test function with all its cases; # begins a comment."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {line for line in (line.partition("  #")[0].strip() for line in lines) if line and line[0] != "#"}
+def read(path: Path) -> dict[str, float]:
+    """Return the seconds of each test or function, a line for each."""
+    lines = (line.split(maxsplit=1) for line in (path.read_text().splitlines() if path.exists() else ()))
+    return {name: float(seconds) for seconds, name in lines}
 
 
-def is_listed(test: str, lines: set[str]) -> bool:
-    """Say whether a list has the test, or the function of which the test is a case."""
-    return test in lines or function_of(test) in lines
+def write(path: Path, seconds: Mapping[str, float]) -> None:
+    """Write a line for each name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{value:8.3f}  {name}\n" for name, value in seconds.items()))
 
 
-def unknown(tests: Iterable[str]) -> list[str]:
-    """Return the lines of both lists that name neither a test nor the function of one."""
-    known = set(tests)
-    return sorted((listed(SLOW) | listed(ALWAYS)) - known - {function_of(test) for test in known})
+def cheapest() -> dict[str, float]:
+    """Return the test of each planted fault that notices it with the least seconds: its block's second line."""
+    blocks = NOTICED.read_text().split("\n\n") if NOTICED.exists() else ()
+    lines = (line.split(maxsplit=1) for block in blocks for line in block.splitlines()[1:2])
+    return {name: float(seconds) for seconds, name in lines}
 
 
-def mark(items: list[pytest.Item], touched: str) -> None:
-    """Mark tests ``slow`` as tests/slow.txt says, and ``touched`` if their file is in the comma-separated list."""
-    slow, files = listed(SLOW), set(touched.split(","))
-    for item in items:
-        if is_listed(item.nodeid, slow):
+def daily(tests: Iterable[str], costs: Mapping[str, float], always: Mapping[str, float | None]) -> dict[str, float]:
+    """
+    Return the daily tests, and the seconds that each takes.
+
+    Args:
+        tests: the names of all tests.
+        costs: the seconds of all cases of each function.
+        always: tests that are daily whatever they cost, and their seconds; None for the mean of the function's cases.
+    """
+    cases: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        cases[function_of(test)].append(test)
+    chosen: dict[str, float] = {}
+    for function, its in cases.items():
+        cost = costs.get(function, UNMEASURED)
+        mean = cost / len(its)
+        room = len(its) if cost <= SHARE else max(1, int(SHARE / mean)) if mean <= DEAREST else 0
+        # The same cases in every run and process, and some of each kind.
+        drawn = sorted(its, key=lambda test: (test not in always, zlib.crc32(test.encode())))
+        for test in drawn[: max(room, sum(test in always for test in its))]:
+            given = always.get(test)
+            chosen[test] = mean if given is None else given
+    return chosen
+
+
+def mark(config: pytest.Config, items: Sequence[pytest.Item], touched: str) -> None:
+    """Mark tests ``slow`` that are not daily, and ``touched`` if their file is in the comma-separated list."""
+    always: dict[str, float | None] = {x.nodeid: None for x in items if x.get_closest_marker("always")}
+    # Cases without a file of tests run in one test, which chooses among them.
+    of_tests = [x for x in items if x.path.name.startswith("test_")]
+    names = [x.nodeid for x in of_tests if not (x.get_closest_marker("full") or x.get_closest_marker("slow"))]
+    chosen, files = daily(names, read(COSTS), {**always, **cheapest()}), set(touched.split(","))
+    config.stash[DAILY] = dict.fromkeys((x.partition("::")[0] for x in names), 0.0)
+    for test, seconds in chosen.items():
+        config.stash[DAILY][test.partition("::")[0]] += seconds
+    for item in of_tests:
+        if item.nodeid not in chosen:
             item.add_marker("slow")
+    for item in items:
         if touched == "everything" or item.nodeid.partition("::")[0] in files:
             item.add_marker("touched")
 
 
-def put_off(items: list[pytest.Item], sample: bool, seed: int) -> None:
-    """
-    Move tests that may be left out when the time is over to the end, with the mark ``put_off``.
-
-    Args:
-        items: the tests, which are moved in place.
-        sample: whether all but those with the mark ``representative`` are put off; else those that are slow.
-        seed: of the order of the files of these tests, the same in all of a run's processes.
-    """
-
-    def place(item: pytest.Item) -> int:
-        if (item.get_closest_marker("representative" if sample else "slow") is None) != sample:
-            return 0
-        item.add_marker("put_off")
-        return 1 + zlib.crc32(f"{seed} {item.nodeid.partition('::')[0]}".encode())
-
-    items.sort(key=place)
+def over_budget(seconds: Mapping[str, float]) -> tuple[str, bool] | None:
+    """Return in words what daily tests cost, and whether it is too much; None unless all rooms were collected."""
+    rooms = {path.parent.name for path in FOLDER.rglob("test_*.py")}
+    if {Path(file).parent.name for file in seconds} != rooms:
+        return None
+    total = OVERHEAD + sum(seconds.values())
+    words = f"daily tests: {total:.0f} of {BUDGET:.0f} processor-seconds, as tests/costs.txt says"
+    return words if total <= BUDGET else f"{words}: mend the dearest", total > BUDGET
 
 
-def chosen(costs: dict[str, float], always: set[str], before: set[str]) -> list[str]:
-    """Choose the lines of tests/slow.txt from the cost of each test, and keep those of tests without a cost."""
-    cases: dict[str, list[str]] = defaultdict(list)
-    for test in sorted(costs, key=lambda test: (costs[test], test)):
-        cases[function_of(test)].append(test)
-    lines = [line for line in before if line not in costs and line not in cases]
-    for function, tests in cases.items():
-        kept = tests[0] if costs[tests[0]] <= CHEAPEST_SECONDS else None
-        out = [x for x in tests if costs[x] > DAILY_SECONDS and x != kept and not is_listed(x, always)]
-        lines += [function] if out and len(out) == len(tests) else out
-    return sorted(lines)
+# ---- Several processes ----------------------------------------------------------------------------------------------
+
+
+def files_of(part: int, parts: int, touched: str) -> set[Path]:
+    """Return the test files of one of several processes: all take the same time, as far as costs.txt knows."""
+    whole = {FOLDER.parent / name for name in touched.split(",")}
+    costs = Counter({path: 0.1 for path in FOLDER.rglob("test_*.py")})
+    for function, seconds in read(COSTS).items():
+        path = FOLDER.parent / function.partition("::")[0]
+        if path in costs:
+            costs[path] += seconds if path in whole or touched == "everything" else min(seconds, SHARE)
+    # TensorFlow is imported by one of them: no test takes longer than that.
+    lump = {x for x in costs if re.search(r"(?<!compat\.)\btensorflow[,:)]|import tensorflow", x.read_text())}
+    loads, mine = [0.0] * parts, set()
+    for files in (lump, *({x} for x in sorted(costs.keys() - lump, key=lambda x: (-costs[x], x)))):
+        least = loads.index(min(loads))
+        loads[least] += sum(costs[x] for x in files)
+        mine |= files if least == part else set()
+    return mine
+
+
+def processor_seconds() -> float:
+    """Return what this process has used of a processor, and all that it has started: ranks of a pool live on."""
+    ticks, pending = 0, [os.getpid()]
+    while pending:
+        process = Path("/proc", str(pending.pop()))
+        with contextlib.suppress(OSError):  # it has ended
+            ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            pending += [
+                int(x) for task in (process / "task").iterdir() for x in (task / "children").read_text().split()
+            ]
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Costs:
@@ -101,9 +157,11 @@ class Costs:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
         self._left_out: set[str] = set()
         self._begin = 0.0
-        # Imports happen once: they must not count as costs of the test that happens to be the first.
+        # What happens once must not count as a cost of the test that happens to be the first.
+        build()
         for name in ("torch._dynamo", "torch._inductor", "tensorflow"):
             if importlib.util.find_spec(name) is not None:
                 with warnings.catch_warnings():
@@ -111,47 +169,41 @@ class Costs:
                     importlib.import_module(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self) -> object:
+    def pytest_runtest_setup(self) -> Iterator[None]:
         """Read the clock before fixtures are made."""
-        self._begin = sum(os.times()[:4])
+        self._begin = processor_seconds()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> object:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         """Note the test's cost in the property that xdist sends to the reporting process."""
         try:
             return (yield)
         finally:
-            item.user_properties.append(("processor_seconds", sum(os.times()[:4]) - self._begin))
+            item.user_properties.append(("processor_seconds", processor_seconds() - self._begin))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the costs that were noted; a test that was left out has none."""
         if report.skipped:
             self._left_out.add(report.nodeid)
-        elif report.when == "teardown" and report.nodeid not in self._left_out:
+        elif report.failed:
+            self.failed.add(report.nodeid)
+        if report.when == "teardown" and report.nodeid not in self._left_out:
             self.seconds[report.nodeid] = dict(report.user_properties)["processor_seconds"]
 
     def write(self, path: Path) -> None:
-        """Write a line for each test, the most expensive first."""
-        tests: Iterable[str] = sorted(self.seconds, key=lambda test: -self.seconds[test])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{self.seconds[test]:8.3f}  {test}\n" for test in tests))
-
-
-def read(path: Path) -> dict[str, float]:
-    """Return the seconds that :meth:`Costs.write` has written, by test."""
-    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
-    return {test: float(seconds) for seconds, test in lines}
+        """Write the seconds of each test, and in a file beside it, ``.failed``, those of tests that have failed."""
+        write(path, self.seconds)
+        write(path.with_suffix(".failed"), {test: self.seconds.get(test, 0.0) for test in sorted(self.failed)})
 
 
 def main(path: Path) -> None:
-    """Write tests/slow.txt from a file of costs, and print what daily and slow tests take."""
-    costs, always = read(path), listed(ALWAYS)
-    SLOW.write_text("".join(f"{line}\n" for line in chosen(costs, always, listed(SLOW))))
-    slow = listed(SLOW)
-    for name, out in (("every day", False), ("only if touched", True)):
-        tests = [test for test in costs if is_listed(test, slow) == out]
-        print(f"{len(tests):6} tests  {sum(costs[test] for test in tests):6.0f} processor-seconds  {name}")
+    """Write tests/costs.txt from a file of the costs of all tests: of each function the sum, but for the cheapest."""
+    sums: Counter[str] = Counter()
+    for test, seconds in read(path).items():
+        sums[function_of(test)] += seconds
+    write(COSTS, {name: sums[name] for name in sorted(sums)})
+    print(f"{len(sums)} functions, {sum(sums.values()):.0f} processor-seconds")
 
 
 if __name__ == "__main__":

@@ -229,6 +229,7 @@ def test_collated_weights_and_other_entries() -> None:
     assert batch["label"].tolist() == [1, 0, 1] and batch["text"] == ["x", "y", "z"] and len(batch) == 3
 
 
+@pytest.mark.always("the only one with processes of a DataLoader")
 def test_collated_in_worker_processes() -> None:
     examples = [{"a": i, "b": list(range(i)), "label": float(i)} for i in range(7)]
     collate = pickle.loads(pickle.dumps(KeyedJaggedCollate(["a", "b"])))

@@ -41,6 +41,7 @@ def _require_keras() -> None:
         pytest.skip(f"Keras is {version}: the extra asks for 3.15")
 
 
+@pytest.mark.always("all that is daily of Keras: one process for them all")
 def test_the_short_cases() -> None:
     run("-m", "not slow")
 

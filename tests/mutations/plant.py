@@ -1,9 +1,12 @@
 """
-Does a fault turn the tests red? ``make mutate`` plants the faults of python.py, cpu.py and cuda.py, one at a time.
+Which tests does a fault turn red? ``make mutate`` plants the faults of python.py, cpu.py and cuda.py, one at a time.
 
 This happens in a copy of the repository, which keeps its object files: a fault costs the compilation of what includes
-its file, and the tests of its family. Prints a table; the exit status is 1 if a fault was missed. Takes two or three
-hours: it is run before a release, and is not part of CI. ``ARGS=python`` plants one table's alone (python, cpu, cuda).
+its file, and the tests of its family. ``noticed.txt`` beside this file gets the tests that notice each fault, of which
+the cheapest is daily (tests/tiers.py): of each test function the cheapest case, and its seconds. Daily tests run first;
+the others only if no daily one has noticed. All faults take a night: ``ARGS=python`` plants those of one table
+(python, cpu, cuda), ``ARGS=nn`` those of one family, and ``--missing`` those without a test in ``noticed.txt`` that is
+still there. The exit status is 1 if a fault was not noticed.
 """
 
 from __future__ import annotations
@@ -24,27 +27,33 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import tiers  # noqa: E402
+
 from mutations import cuda  # noqa: E402
-from mutations.mutation import ROOT, Mutation, Table, problems, tables  # noqa: E402
+from mutations.mutation import FAMILIES, ROOT, Mutation, Table, problems, tables  # noqa: E402
 
 # Not copied: large files that are made from the others.
 _LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "runs")
-_SECONDS = 600
+_SECONDS = 1200
 DAILY = "not slow and not full"
+LONGER = "slow and not full"
+NOTICED = Path(__file__).with_name("noticed.txt")
+# Tests of a fault that are noted.
+_MOST = 12
 
 
 class Outcome(NamedTuple):
-    """The outcome of a fault: ``noticed``, ``MISSED``, or why it is not known; and the test that noticed."""
+    """The outcome of a fault: ``noticed``, ``MISSED``, or why it is not known; and who noticed, the cheapest first."""
 
     word: str
-    by: str = ""
+    by: dict[str, float] = {}
 
 
 class Copy:
     """A copy of the repository at ``root`` in ``folder``, whose tests run with ``python``'s packages."""
 
-    def __init__(self, root: Path, folder: Path, python: str = sys.executable, marker: str = DAILY) -> None:
-        self.folder, self.python, self.marker = folder, python, marker
+    def __init__(self, root: Path, folder: Path, python: str = sys.executable) -> None:
+        self.folder, self.python = folder, python
         shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True, dirs_exist_ok=True)
         # As after an install, only the package is on the path, and contains compat/ under its name.
         compat, self._installed = folder / "torchsparse_rec/compat", folder / "installed"
@@ -101,14 +110,17 @@ class Copy:
                 _copy(self.folder / "kept" / name, self.folder / name)
 
     def test(self, table: Table, arguments: list[str], seconds: float = _SECONDS) -> Outcome:
-        """Run the chosen tests and return their outcome."""
-        pytest = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", self.marker)
-        try:
-            status, output = self.run(table, *pytest, *arguments, seconds=seconds)
-        except subprocess.TimeoutExpired:
-            return Outcome("noticed" if table.endless else "TOO LONG")
+        """Run the chosen tests, also after one has failed, and return their outcome."""
+        with tempfile.TemporaryDirectory() as folder:
+            costs = Path(folder, "costs.txt")
+            pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--costs", str(costs))
+            try:
+                status, output = self.run(table, *pytest, *arguments, seconds=seconds)
+            except subprocess.TimeoutExpired:
+                return Outcome("noticed" if table.endless else "TOO LONG")
+            failed = tiers.read(costs.with_suffix(".failed"))
         if status == 1 or status < 0:  # below 0: a signal ended the run
-            return Outcome("noticed", _first_failure(output))
+            return Outcome("noticed", failed or _crashed(output))
         return Outcome({0: "MISSED", 5: "NO TESTS"}.get(status, f"PYTEST {status}"))
 
     def outcome(self, table: Table, mutation: Mutation) -> Outcome:
@@ -116,15 +128,26 @@ class Copy:
         with self.planted(table, mutation) as compiles:
             if not compiles:
                 return Outcome("ILL-FORMED")
-            result = Outcome("NO TESTS")
-            left = time.monotonic() + _SECONDS
+            result = self._noticed(table, mutation)
+        by = dict(sorted(_cheapest_cases(result.by).items(), key=lambda x: x[1])[:_MOST])
+        if by:
+            red = self.test(table, list(by)).by
+            by = {test: seconds for test, seconds in by.items() if test not in red}
+            return Outcome("noticed", by) if by else Outcome("ALWAYS RED", red)
+        return result
+
+    def _noticed(self, table: Table, mutation: Mutation) -> Outcome:
+        """Run the tests of a planted fault: those of every day, and where none has noticed the others."""
+        result, left = Outcome("NO TESTS"), time.monotonic() + _SECONDS
+        for marker in (DAILY, LONGER):
             for arguments in table.arguments_of(mutation, self.folder):
-                found = self.test(table, arguments, max(left - time.monotonic(), 1))
-                result = found if found.word != "NO TESTS" else result
-                if found.word not in ("MISSED", "NO TESTS"):
-                    break
-        if result.by and self.test(table, [result.by]).word != "MISSED":
-            return Outcome("ALWAYS RED", result.by)
+                found = self.test(table, ["-m", marker, *arguments], max(left - time.monotonic(), 1))
+                if found.word == "noticed":
+                    result = Outcome("noticed", {**result.by, **found.by})
+                elif result.word != "noticed" and found.word != "NO TESTS":
+                    result = found
+            if result.word not in ("MISSED", "NO TESTS"):
+                break
         return result
 
 
@@ -137,49 +160,88 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _first_failure(output: str) -> str:
-    """Return the test that pytest reports as failed, or in which the process has crashed."""
-    failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", output, re.MULTILINE)
-    if failed:
-        return failed[1].removesuffix(" ()")  # of a TestCase
+def _crashed(output: str) -> dict[str, float]:
+    """Return the test in which the process has crashed; what it costs is not known."""
     crashed = re.search(r'File "[^"]*/(tests/[^"]*test_[^"/]*\.py)", line \d+ in (test_\w+)', output)
-    return f"{crashed[1]}::{crashed[2]}" if crashed else ""
+    return {f"{crashed[1]}::{crashed[2]}": 0.0} if crashed else {}
 
 
-def plant_all(copy: Copy, chosen: list[Table]) -> int:
-    """Plant every fault of the chosen tables. Return how many were not noticed."""
-    missed = 0
-    for table in chosen:
-        if not copy.build(table):
-            raise RuntimeError(f"the sources of the table {table.name!r} do not compile")
-        copy.keep_built(table)
-        for mutation in table.mutations:
-            start = time.monotonic()
-            outcome = copy.outcome(table, mutation)
-            missed += outcome.word != "noticed"
-            old, new = (" ".join(text.split()) or "nothing" for text in (mutation.old, mutation.new))
-            seconds = f"{time.monotonic() - start:3.0f} s"
-            print(f"{outcome.word:10}  {seconds}  {mutation.file:22} {mutation.kind:5}  {old}  ->  {new}", flush=True)
-            if outcome.by:
-                print(f"{'':19}by {outcome.by}", flush=True)
+def _cheapest_cases(tests: dict[str, float]) -> dict[str, float]:
+    """Return of each test function the cheapest case."""
+    found: dict[str, float] = {}
+    for test in sorted(tests, key=lambda x: (tests[x], x)):
+        if tiers.function_of(test) not in {tiers.function_of(x) for x in found}:
+            found[test] = tests[test]
+    return found
+
+
+# ---- What is known of faults ----------------------------------------------------------------------------------------
+
+
+def name_of(table: Table, mutation: Mutation) -> str:
+    """Return a fault's line in ``noticed.txt``."""
+    old, new = (" ".join(text.split()) or "nothing" for text in (mutation.old, mutation.new))
+    return f"{table.name} {mutation.file}: {old} -> {new}"
+
+
+def known() -> dict[str, dict[str, float]]:
+    """Return the tests of each fault in ``noticed.txt``, the cheapest first."""
+    blocks = NOTICED.read_text().rstrip().split("\n\n") if NOTICED.exists() else []
+    lines = [block.splitlines() for block in blocks]
+    return {head: {x.split(maxsplit=1)[1]: float(x.split(maxsplit=1)[0]) for x in tests} for head, *tests in lines}
+
+
+def note(faults: dict[str, dict[str, float]]) -> None:
+    """Write ``noticed.txt``: a block for each fault that there is, in the tables' order."""
+    names = [name_of(table, mutation) for table in tables() for mutation in table.mutations]
+    blocks = [[name, *(f"{faults[name][x]:8.3f}  {x}" for x in faults[name])] for name in names if name in faults]
+    NOTICED.write_text("\n\n".join("\n".join(block) for block in blocks) + "\n")
+
+
+def plant_all(copy: Copy, chosen: dict[str, tuple[Table, Mutation]]) -> int:
+    """Plant the chosen faults, and note of each at once who has noticed it. Return how many were not noticed."""
+    missed, built = 0, ""
+    for name, (table, mutation) in chosen.items():
+        if table.name != built:
+            if not copy.build(table):
+                raise RuntimeError(f"the sources of the table {table.name!r} do not compile")
+            copy.keep_built(table)
+            built = table.name
+        start = time.monotonic()
+        outcome = copy.outcome(table, mutation)
+        missed += outcome.word != "noticed"
+        print(f"{outcome.word:10}  {time.monotonic() - start:3.0f} s  {name}", *outcome.by, sep="\n    ", flush=True)
+        if outcome.word in ("noticed", "MISSED"):
+            note({**known(), name: outcome.by})
     return missed
 
 
 def main() -> int:
     """Check the tables, then plant their faults. Return the exit status."""
-    everything = {table.name: table for table in tables()}
-    parser = argparse.ArgumentParser(description="Plant faults, one at a time: each must turn the tests red.")
-    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(everything)}; default: all")
-    names = parser.parse_args().tables or list(everything)
-    if unknown := set(names) - set(everything):
-        parser.error(f"there is no table {', '.join(sorted(unknown))}")
+    parser = argparse.ArgumentParser(description="Plant faults, one at a time: each must turn tests red.")
+    parser.add_argument("parts", nargs="*", metavar="part", help="a table or a family of tests; default: all")
+    parser.add_argument("--missing", action="store_true", help="those alone of which no test is known that is there")
+    given = parser.parse_args()
+    names = {table.name for table in tables()} | {*FAMILIES}
+    if unknown := set(given.parts) - names:
+        parser.error(f"there is no table or family {', '.join(sorted(unknown))}: there are {', '.join(sorted(names))}")
     if wrong := [*problems(), *cuda.problems()]:
         print("the tables of tests/mutations do not fit the sources:", *wrong, sep="\n  ")
         return 1
-    chosen = [everything[name] for name in names]
-    with tempfile.TemporaryDirectory() as name:
-        missed = plant_all(Copy(ROOT, Path(name)), chosen)
-    print(f"{sum(len(table.mutations) for table in chosen)} faults, {missed} not noticed")
+    chosen = {
+        name_of(table, mutation): (table, mutation)
+        for table in tables()
+        for mutation in table.mutations
+        if not given.parts or {table.name, mutation.tests} & set(given.parts)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(ROOT, Path(folder))
+        if given.missing:
+            there = set(copy.run(tables()[0], "-m", "pytest", "--collect-only", "-q")[1].splitlines())
+            found = known()
+            chosen = {x: fault for x, fault in chosen.items() if not there & {*found.get(x, {})}}
+        missed = plant_all(copy, chosen)
+    print(f"{len(chosen)} faults, {missed} not noticed")
     return 1 if missed else 0
 
 

@@ -22,10 +22,12 @@ def run_all(first: int, count: int, extreme: bool) -> None:
     assert ended >= 0.95 * count
 
 
+@pytest.mark.always("random training programs, others every day")
 def test_programs(parity_seed: int) -> None:
     run_all(parity_seed, A_DAY * 3 // 4, extreme=False)
 
 
+@pytest.mark.always("random training programs, others every day")
 def test_programs_of_extreme_values(parity_seed: int) -> None:
     """Find no infinity or NaN where dense torch is finite, and no NaN where dense torch is infinite."""
     run_all(parity_seed, A_DAY // 4, extreme=True)

@@ -49,7 +49,11 @@ def executed() -> list[Any]:
     """Return the documents whose examples run here; of those that import TensorFlow as tests that need it."""
     marks = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore:.layer.add_variable. is deprecated")]
     documents = {x: x.read_text() for x in DOCUMENTS if x not in OF_KERAS}
-    return [pytest.param(x, marks=marks if "\nimport tensorflow as" in text else []) for x, text in documents.items()]
+    first = [pytest.mark.always("what a newcomer types first")]
+    return [
+        pytest.param(x, marks=first if x.name == "README.md" else marks if "\nimport tensorflow as" in text else [])
+        for x, text in documents.items()
+    ]
 
 
 @pytest.mark.parametrize("document", executed(), ids=name_of)
@@ -123,7 +127,8 @@ def test_named_files_commands_and_modules_exist(document):
     made = (ROOT / ".gitignore").read_text().split()  # by a build or a test, perhaps not yet
     missing += [path for path in paths if f"/{path}" not in made and not (ROOT / path).exists()]
 
-    targets = set(re.findall(r"^([a-z-]+)(?= .*:|:)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    makefiles = "".join(path.read_text() for path in (ROOT / "Makefile", *(ROOT / ".ci").glob("*.mk")))
+    targets = set(re.findall(r"^([a-z-]+)(?= .*:|:)", makefiles, flags=re.MULTILINE))
     missing += [
         f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets
     ]

@@ -106,6 +106,7 @@ def run_without(*names: str) -> dict[str, list[str]]:
     return {name: text.splitlines() for name, text in texts.items()}
 
 
+@pytest.mark.always("the only one whose torch lacks names")
 def test_without_each_results_are_the_same_or_refused():
     names = [name for name in NAMES if name.startswith(("_C.", "Tensor.")) and "cuda" not in name]
     found = run_without("none of them", *names)

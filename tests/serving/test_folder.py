@@ -189,6 +189,7 @@ def serve_while_published(folder: Path, seconds: float) -> None:
     assert Path("/proc/self/maps").read_text().count(str(folder)) == 1
 
 
+@pytest.mark.always("the only one that reads while another process writes")
 def test_versions_published_during_lookups(tmp_path: Path) -> None:
     serve_while_published(tmp_path, seconds=4)
 

@@ -19,6 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.always("the only one in which a C++ program serves a model")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # torch warns of torch itself
 def test_the_program_of_the_page(tmp_path: Path) -> None:
     setup, package = blocks("python")

@@ -258,6 +258,7 @@ def in_a_save(phase):
     return not phase.startswith("saved ")
 
 
+@pytest.mark.always("the only one that kills a process in a save")
 def test_killed_savers(savers, tmp_path):
     phases = kill(savers, tmp_path, 20_000, times=15, longest=0.15)
     assert sum(map(in_a_save, phases)) >= 5

@@ -319,5 +319,5 @@ for kind, programs in ((Programs, 8), (ManyPrograms, 25)):
     kind.TestCase.settings = settings(
         max_examples=programs, stateful_step_count=20, suppress_health_check=list(HealthCheck)
     )
-TestPrograms = Programs.TestCase
+TestPrograms = pytest.mark.always("random programs of all that a variable can do")(Programs.TestCase)
 TestManyPrograms = pytest.mark.full(ManyPrograms.TestCase)
