@@ -74,7 +74,7 @@ NAVIGATION = {
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],
     "Project": [
         *("docs/design", "compat/PARITY", "benchmarks/results/README", "benchmarks/results/scaling/README"),
-        *("CONTRIBUTING", "CHANGELOG"),
+        *("CONTRIBUTING", "docs/developing", "CHANGELOG"),
     ],
 }
 root_doc = "README"

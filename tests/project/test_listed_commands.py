@@ -1,4 +1,4 @@
-"""``python -m torchsparse_rec`` and ``python -m torchsparse_rec.examples``: all commands are listed, and exist."""
+"""What lists commands lists all that exist: the library's overview, that of the examples, docs/developing.md."""
 
 from __future__ import annotations
 
@@ -83,3 +83,11 @@ def test_the_examples_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = commands(capsys.readouterr().out)
     assert listed.keys() == {name for name in programs() if name.startswith("torchsparse_rec.examples.")}
     assert listed["torchsparse_rec.examples.ncf"] == "Neural collaborative filtering on MovieLens"
+
+
+def test_the_table_has_the_commands_that_make_describes() -> None:
+    makefiles = "".join(path.read_text() for path in (ROOT / "Makefile", *(ROOT / ".ci").glob("*.mk")))
+    described = set(re.findall(r"^## .*\n([a-z-]+):", makefiles, flags=re.MULTILINE)) - {"help"}
+    commands = (ROOT / "docs/developing.md").read_text().partition("\n## Commands\n")[2].partition("\n## ")[0]
+    table = "".join(line for line in commands.splitlines() if line.startswith("|"))
+    assert described and described - set(re.findall(r"`make ([a-z-]+)`", table)) == set()

@@ -1,0 +1,66 @@
+# What serves releases, and machines with a GPU. The Makefile includes it: `make clients`, ...
+#
+# ARGS="..."        for clients: parts of names (default all); for mutate: tables or families of faults (default all);
+#                   for gpu: arguments of its pytest
+# OUT=folder        where `make gpu` leaves its results (default benchmarks/results/gpu)
+# PREBUILT=folder   for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
+#                   `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
+# MINUTES=9.7       for gpu: the time for everything
+# TORCH=2.11.0      for test-torch: which
+# DIST=folder       where `make wheel` leaves what it has built (default dist)
+
+OUT ?= benchmarks/results/gpu
+DIST ?= dist
+TORCH ?= 2.11.0
+KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
+PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
+
+.PHONY: clients mutate gpu prebuilt test-torch wheel wheel-environments
+
+# Try what other programs make of our tables, and write docs/clients.md.
+clients: $(BUILT) $(VENV)/.test $(VENV)/.clients
+	PYTHONPATH=tests $(BIN)/python -m clients $(ARGS)
+
+# Plant faults in Python and the kernels, one at a time: each must turn tests red. A planted fault may have the size and,
+# within a second, the time of another.
+mutate: export PYTHONDONTWRITEBYTECODE = 1
+mutate: $(BUILT) $(VENV)/.test
+	$(BIN)/python tests/mutations/plant.py $(ARGS)
+
+# Build, test, check and time on this machine's NVIDIA GPU. No .venv and no network: such a machine often has its own
+# torch. benchmarks/gpu.py says what it does.
+gpu:
+	@$(PYTHON) -m benchmarks.gpu --out "$(abspath $(OUT))" $(if $(PREBUILT),--prebuilt "$(PREBUILT)") \
+	  $(if $(MINUTES),--minutes $(MINUTES)) -- $(ARGS)
+
+# Compile for an H100 or H200 what `make gpu` then need not: as small as such a machine's door may be.
+prebuilt: $(VENV)/.requirements
+	TORCHSPARSE_REC_CUDA=1 TORCH_CUDA_ARCH_LIST=9.0 $(BIN)/python setup.py -q build_ext --build-lib build/prebuilt
+	@size=$$(cat build/prebuilt/torchsparse_rec/*.so | wc -c); echo "build/prebuilt: $$size bytes"; \
+	[ $$size -le 64000000 ] || { echo "more than 64 MB: too large to be carried"; exit 1; }
+	@$(KERNELS_SUM) > build/prebuilt/csrc.sum
+
+# Collect all tests, and run some, with another torch: the library as it is built, and what else is pinned but for
+# setuptools, which torch chooses. The environment goes afterwards.
+OTHER := build/torch
+test-torch: $(BUILT)
+	@set -e; trap 'rm -rf $(OTHER)' EXIT; rm -rf $(OTHER); mkdir -p $(OTHER)/requirements; \
+	cp -r torchsparse_rec $(OTHER); rm -rf $(OTHER)/torchsparse_rec/compat; cp -r compat $(OTHER)/torchsparse_rec; \
+	for file in requirements/*.txt; do \
+	  sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d' $$file > $(OTHER)/$$file; \
+	done; \
+	$(BIN)/python -m venv $(OTHER)/.venv; \
+	$(OTHER)/.venv/bin/python -m pip --disable-pip-version-check install -q -r $(OTHER)/requirements/test.txt; \
+	export PYTHONPATH=$(CURDIR)/$(OTHER); pytest="$(OTHER)/.venv/bin/pytest -q"; \
+	$$pytest --collect-only > $(OTHER)/collected.txt || { tail -50 $(OTHER)/collected.txt; exit 1; }; \
+	tail -1 $(OTHER)/collected.txt; \
+	$$pytest -n auto -m "representative and not slow" -k "not emulat" $(ARGS)
+
+# Build the wheel to be handed on; with TORCHSPARSE_REC_CUDA=1 that of the CUDA kernels too.
+wheel: $(BUILT) $(VENV)/.wheel
+	$(BIN)/python .ci/make_wheel.py $(DIST)
+
+# Try the wheel in DIST in new environments, with each torch from 2.10 on. Gigabytes are downloaded for each torch, and removed.
+wheel-environments:
+	$(PYTHON) .ci/wheel_environments.py $(DIST) $(ARGS)
+
