@@ -66,7 +66,7 @@ distributed: $(BUILT) $(VENV)/.examples
 ## run the daily tests
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(EMULATE)
-	$(PYTEST) -m "not full and (touched or not slow)" --touched "$(TOUCHED)" -n auto --dist each $(ARGS)
+	$(PYTEST) -m "not full and (touched or daily)" --touched "$(TOUCHED)" -n auto --dist each $(ARGS)
 
 # What has passed says what each test costs: commit tests/costs.txt.
 ## run all tests, also those too long for every day, and make sanitize

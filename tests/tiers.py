@@ -2,10 +2,10 @@
 Which cases run every day: as many as fit in a budget of the processor's time.
 
 ``tests/costs.txt`` says of each test function how many seconds of a processor all its cases take, their child processes
-included; ``make test-full`` measures it. From it the mark ``slow`` is given at collection: a cheap function is daily as
-a whole, of a dearer one as many cases as its share buys. Daily whatever they cost are tests with the mark ``always``,
-and of the tests that notice a planted fault the cheapest (``tests/mutations/noticed.txt``). A test with the mark
-``full`` takes minutes: only ``make test-full`` runs it.
+included; ``make test-full`` measures it. From it collection gives the mark ``daily``: a cheap function is daily as a
+whole, of a dearer one as many cases as its share buys. Daily whatever they cost are tests with the mark ``always``, and
+of the tests that notice a planted fault the cheapest (``tests/mutations/noticed.txt``). A test with the mark ``slow``
+is never daily, nor run under sanitizers; one with the mark ``full`` takes minutes: only ``make test-full`` runs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COSTS = FOLDER / "costs.txt"
 NOTICED = FOLDER / "mutations/noticed.txt"
 # Processor-seconds: for all daily tests, with what the processes import and collect; and for that alone, as measured.
 BUDGET = 400.0
-OVERHEAD = 80.0
+OVERHEAD = 45.0
 # What a function may take of it. One that takes less is daily as a whole.
 SHARE = 0.5
 # A function of which a case costs more has no daily one.
@@ -91,21 +91,23 @@ def daily(tests: Iterable[str], costs: Mapping[str, float], always: Mapping[str,
 
 
 def mark(config: pytest.Config, items: Sequence[pytest.Item], touched: str) -> None:
-    """Mark tests ``slow`` that are not daily, and ``touched`` if their file is in the comma-separated list."""
-    always: dict[str, float | None] = {x.nodeid: None for x in items if x.get_closest_marker("always")}
-    # Cases without a file of tests run in one test, which chooses among them.
-    of_tests = [x for x in items if x.path.name.startswith("test_")]
-    names = [x.nodeid for x in of_tests if not (x.get_closest_marker("full") or x.get_closest_marker("slow"))]
+    """Mark the tests that are ``daily``, and those ``touched`` whose file is in the comma-separated list."""
+    # Cases in other files than tests' run in a test, which chooses among them.
+    names = [x.nodeid for x in items if x.path.name.startswith("test_") and not {"slow", "full"} & {*_marks(x)}]
+    always: dict[str, float | None] = {x.nodeid: None for x in items if "always" in _marks(x)}
     chosen, files = daily(names, read(COSTS), {**always, **cheapest()}), set(touched.split(","))
     config.stash[DAILY] = dict.fromkeys((x.partition("::")[0] for x in names), 0.0)
     for test, seconds in chosen.items():
         config.stash[DAILY][test.partition("::")[0]] += seconds
-    for item in of_tests:
-        if item.nodeid not in chosen:
-            item.add_marker("slow")
     for item in items:
+        if item.nodeid in chosen:
+            item.add_marker("daily")
         if touched == "everything" or item.nodeid.partition("::")[0] in files:
             item.add_marker("touched")
+
+
+def _marks(item: pytest.Item) -> list[str]:
+    return [mark.name for mark in item.iter_markers()]
 
 
 def over_budget(seconds: Mapping[str, float]) -> tuple[str, bool] | None:
@@ -123,33 +125,41 @@ def over_budget(seconds: Mapping[str, float]) -> tuple[str, bool] | None:
 
 def files_of(part: int, parts: int, touched: str) -> set[Path]:
     """Return the test files of one of several processes: all take the same time, as far as costs.txt knows."""
-    whole = {FOLDER.parent / name for name in touched.split(",")}
-    costs = Counter({path: 0.1 for path in FOLDER.rglob("test_*.py")})
+    texts = {path: path.read_text() for path in FOLDER.rglob("test_*.py")}
+    names = {f"tests/{path.relative_to(FOLDER)}": path for path in texts}
+    whole = {names.get(x) for x in names if touched == "everything" or x in touched.split(",")}
+    whole |= {path for path in texts if "mark.always" in texts[path]}
+    loads = Counter(dict.fromkeys(texts, 0.1))
     for function, seconds in read(COSTS).items():
-        path = FOLDER.parent / function.partition("::")[0]
-        if path in costs:
-            costs[path] += seconds if path in whole or touched == "everything" else min(seconds, SHARE)
-    # TensorFlow is imported by one of them: no test takes longer than that.
-    lump = {x for x in costs if re.search(r"(?<!compat\.)\btensorflow[,:)]|import tensorflow", x.read_text())}
-    loads, mine = [0.0] * parts, set()
-    for files in (lump, *({x} for x in sorted(costs.keys() - lump, key=lambda x: (-costs[x], x)))):
-        least = loads.index(min(loads))
-        loads[least] += sum(costs[x] for x in files)
+        if path := names.get(function.partition("::")[0]):
+            loads[path] += seconds if path in whole else min(seconds, SHARE)
+    # One process imports TensorFlow: no test takes longer than that.
+    lump = {path for path, text in texts.items() if re.search(r'\btensorflow"?[,:)]|import tensorflow', text)}
+    others = sorted(texts.keys() - lump, key=lambda path: (-loads[path], path))
+    sums, mine = [0.0] * parts, set()
+    for files in (lump, *({path} for path in others)):
+        least = sums.index(min(sums))
+        sums[least] += sum(loads[path] for path in files)
         mine |= files if least == part else set()
     return mine
 
 
 def processor_seconds() -> float:
     """Return what this process has used of a processor, and all that it has started: ranks of a pool live on."""
-    ticks, pending = 0, [os.getpid()]
-    while pending:
-        process = Path("/proc", str(pending.pop()))
+    own = sum(os.times()[:4])
+    if not any((task / "children").read_text() for task in Path("/proc/self/task").iterdir()):
+        return own
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = defaultdict(list)
+    for process in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
-            pending += [
-                int(x) for task in (process / "task").iterdir() for x in (task / "children").read_text().split()
-            ]
-    return ticks / os.sysconf("SC_CLK_TCK")
+            fields = process.read_text().rpartition(")")[2].split()
+            ticks[int(process.parent.name)] = sum(map(int, fields[11:15]))
+            children[int(fields[1])].append(int(process.parent.name))
+    pending = children[os.getpid()]
+    for pid in pending:
+        pending += children[pid]
+    return own + sum(ticks[pid] for pid in pending) / os.sysconf("SC_CLK_TCK")
 
 
 class Costs:

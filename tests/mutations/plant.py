@@ -35,8 +35,8 @@ from mutations.mutation import FAMILIES, ROOT, Mutation, Table, problems, tables
 # Not copied: large files that are made from the others.
 _LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "runs")
 _SECONDS = 1200
-DAILY = "not slow and not full"
-LONGER = "slow and not full"
+DAILY = "daily and not full"
+LONGER = "not daily and not full"
 NOTICED = Path(__file__).with_name("noticed.txt")
 # Tests of a fault that are noted.
 _MOST = 12
