@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib.util
 import inspect
 import itertools
@@ -222,6 +223,7 @@ def _work(rank: int, ranks: int, device: str, port: int, dump: str, pipe: Connec
             torch.cuda.set_device(rank)
         store = dist.TCPStore("127.0.0.1", port)
         files: dict[str, ModuleType] = {}
+        gc.freeze()  # collections look at what calls have left alone
         with contextlib.suppress(EOFError, BrokenPipeError):  # the pool is closed
             for call in itertools.count():
                 path, name, arguments = pickle.loads(pipe.recv_bytes())
@@ -239,6 +241,8 @@ def _work(rank: int, ranks: int, device: str, port: int, dump: str, pipe: Connec
                 # back: gloo's threads look only every 10 ms whether they are to end.
                 assert pipe.recv_bytes() == _OVER
                 dist.destroy_process_group()
+                # A module over ranks is in a circle: until it is found its groups live, three polling threads each.
+                gc.collect()
 
 
 def _called(files: dict[str, ModuleType], path: str, name: str, arguments: Any) -> bytes:
