@@ -73,9 +73,9 @@ def _sources() -> list[Path]:
 
 
 def _is_touched(source: Path) -> bool:
-    """Say whether a source is compiled for a sanitizer: a kernel if TORCHSPARSE_REC_ONLY names it, where it is set."""
+    """Say whether a sanitizer looks at a source: of csrc's kernels at those in TORCHSPARSE_REC_ONLY, if it is set."""
     only = os.environ.get("TORCHSPARSE_REC_ONLY")
-    return only is None or source.suffix != ".cu" or str(source.relative_to(_ROOT)) in only.split()
+    return only is None or source.parent.name != "cuda" or str(source.relative_to(_ROOT)) in only.split()
 
 
 def _folder(sanitized: bool, racing: bool) -> Path:
