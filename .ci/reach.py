@@ -197,8 +197,9 @@ class _Names(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         # The fixture ``benchmarks`` imports a module of the folder.
-        if isinstance(node.func, ast.Name) and node.func.id == "benchmarks" and isinstance(node.args[0], ast.Constant):
-            self.found.add(self.reach.modules[f"benchmarks.{node.args[0].value}"])
+        if isinstance(node.func, ast.Name) and node.func.id == "benchmarks":
+            names = [f"benchmarks.{x.value}" for x in node.args if isinstance(x, ast.Constant)]
+            self.found |= {self.reach.modules[x] for x in names if x in self.reach.modules}
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:

@@ -58,11 +58,11 @@ def write(path: Path, seconds: Mapping[str, float]) -> None:
     path.write_text("".join(f"{value:8.3f}  {name}\n" for name, value in seconds.items()))
 
 
-def cheapest() -> dict[str, float]:
-    """Return the test of each planted fault that notices it with the least seconds: its block's second line."""
-    blocks = NOTICED.read_text().split("\n\n") if NOTICED.exists() else ()
-    lines = (line.split(maxsplit=1) for block in blocks for line in block.splitlines()[1:2])
-    return {name: float(seconds) for seconds, name in lines}
+def noticed() -> dict[str, dict[str, float]]:
+    """Return of each planted fault the tests that notice it, the cheapest first, and their seconds."""
+    blocks = NOTICED.read_text().rstrip().split("\n\n") if NOTICED.exists() else []
+    lines = [block.splitlines() for block in blocks]
+    return {fault: {x.split(maxsplit=1)[1]: float(x.split(maxsplit=1)[0]) for x in tests} for fault, *tests in lines}
 
 
 def daily(tests: Iterable[str], costs: Mapping[str, float], always: Mapping[str, float | None]) -> dict[str, float]:
@@ -92,10 +92,13 @@ def daily(tests: Iterable[str], costs: Mapping[str, float], always: Mapping[str,
 
 def mark(config: pytest.Config, items: Sequence[pytest.Item], touched: str) -> None:
     """Mark the tests that are ``daily``, and those ``touched`` whose file is in the comma-separated list."""
+    marks = {x.nodeid: {mark.name for mark in x.iter_markers()} for x in items}
     # Cases in other files than tests' run in a test, which chooses among them.
-    names = [x.nodeid for x in items if x.path.name.startswith("test_") and not {"slow", "full"} & {*_marks(x)}]
-    always: dict[str, float | None] = {x.nodeid: None for x in items if "always" in _marks(x)}
-    chosen, files = daily(names, read(COSTS), {**always, **cheapest()}), set(touched.split(","))
+    names = [x.nodeid for x in items if x.path.name.startswith("test_") and not {"slow", "full"} & marks[x.nodeid]]
+    always: dict[str, float | None] = {test: None for test in names if "always" in marks[test]}
+    for tests in noticed().values():
+        always |= list(tests.items())[:1]
+    chosen, files = daily(names, read(COSTS), always), set(touched.split(","))
     config.stash[DAILY] = dict.fromkeys((x.partition("::")[0] for x in names), 0.0)
     for test, seconds in chosen.items():
         config.stash[DAILY][test.partition("::")[0]] += seconds
@@ -104,10 +107,6 @@ def mark(config: pytest.Config, items: Sequence[pytest.Item], touched: str) -> N
             item.add_marker("daily")
         if touched == "everything" or item.nodeid.partition("::")[0] in files:
             item.add_marker("touched")
-
-
-def _marks(item: pytest.Item) -> list[str]:
-    return [mark.name for mark in item.iter_markers()]
 
 
 def over_budget(seconds: Mapping[str, float]) -> tuple[str, bool] | None:
@@ -127,7 +126,7 @@ def files_of(part: int, parts: int, touched: str) -> set[Path]:
     """Return the test files of one of several processes: all take the same time, as far as costs.txt knows."""
     texts = {path: path.read_text() for path in FOLDER.rglob("test_*.py")}
     names = {f"tests/{path.relative_to(FOLDER)}": path for path in texts}
-    whole = {names.get(x) for x in names if touched == "everything" or x in touched.split(",")}
+    whole = {names[x] for x in names if touched == "everything" or x in touched.split(",")}
     whole |= {path for path in texts if "mark.always" in texts[path]}
     loads = Counter(dict.fromkeys(texts, 0.1))
     for function, seconds in read(COSTS).items():
@@ -147,7 +146,7 @@ def files_of(part: int, parts: int, touched: str) -> set[Path]:
 def processor_seconds() -> float:
     """Return what this process has used of a processor, and all that it has started: ranks of a pool live on."""
     own = sum(os.times()[:4])
-    if not any((task / "children").read_text() for task in Path("/proc/self/task").iterdir()):
+    if not _has_children():
         return own
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
@@ -156,10 +155,19 @@ def processor_seconds() -> float:
             fields = process.read_text().rpartition(")")[2].split()
             ticks[int(process.parent.name)] = sum(map(int, fields[11:15]))
             children[int(fields[1])].append(int(process.parent.name))
-    pending = children[os.getpid()]
-    for pid in pending:
-        pending += children[pid]
-    return own + sum(ticks[pid] for pid in pending) / os.sysconf("SC_CLK_TCK")
+    found = children[os.getpid()]
+    for pid in found:  # the list grows by the children of each
+        found += children[pid]
+    return own + sum(ticks[pid] for pid in found) / os.sysconf("SC_CLK_TCK")
+
+
+def _has_children() -> bool:
+    """Say so without a look at all processes, which most tests need not pay for."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if (thread / "children").read_text():
+                return True
+    return False
 
 
 class Costs:
@@ -170,9 +178,13 @@ class Costs:
         self.failed: set[str] = set()
         self._left_out: set[str] = set()
         self._begin = 0.0
-        # What happens once must not count as a cost of the test that happens to be the first.
-        build()
-        for name in ("torch._dynamo", "torch._inductor", "tensorflow"):
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Do what happens once, and must not count as a cost of the test that happens to be the first."""
+        wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+        if {"device", "kernels", "emulated"} & wanted:
+            build()
+        for name in ("torch._dynamo", "torch._inductor", *({"tensorflow"} & wanted)):
             if importlib.util.find_spec(name) is not None:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -208,7 +220,7 @@ class Costs:
 
 
 def main(path: Path) -> None:
-    """Write tests/costs.txt from a file of the costs of all tests: of each function the sum, but for the cheapest."""
+    """Write tests/costs.txt from a file of the costs of all tests: the sum of each function."""
     sums: Counter[str] = Counter()
     for test, seconds in read(path).items():
         sums[function_of(test)] += seconds

@@ -37,7 +37,6 @@ _LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", ".hypothesis", "__pycache__"
 _SECONDS = 1200
 DAILY = "daily and not full"
 LONGER = "not daily and not full"
-NOTICED = Path(__file__).with_name("noticed.txt")
 # Tests of a fault that are noted.
 _MOST = 12
 
@@ -168,11 +167,10 @@ def _crashed(output: str) -> dict[str, float]:
 
 def _cheapest_cases(tests: dict[str, float]) -> dict[str, float]:
     """Return of each test function the cheapest case."""
-    found: dict[str, float] = {}
+    cases: dict[str, str] = {}
     for test in sorted(tests, key=lambda x: (tests[x], x)):
-        if tiers.function_of(test) not in {tiers.function_of(x) for x in found}:
-            found[test] = tests[test]
-    return found
+        cases.setdefault(tiers.function_of(test), test)
+    return {test: tests[test] for test in cases.values()}
 
 
 # ---- What is known of faults ----------------------------------------------------------------------------------------
@@ -184,18 +182,11 @@ def name_of(table: Table, mutation: Mutation) -> str:
     return f"{table.name} {mutation.file}: {old} -> {new}"
 
 
-def known() -> dict[str, dict[str, float]]:
-    """Return the tests of each fault in ``noticed.txt``, the cheapest first."""
-    blocks = NOTICED.read_text().rstrip().split("\n\n") if NOTICED.exists() else []
-    lines = [block.splitlines() for block in blocks]
-    return {head: {x.split(maxsplit=1)[1]: float(x.split(maxsplit=1)[0]) for x in tests} for head, *tests in lines}
-
-
 def note(faults: dict[str, dict[str, float]]) -> None:
     """Write ``noticed.txt``: a block for each fault that there is, in the tables' order."""
     names = [name_of(table, mutation) for table in tables() for mutation in table.mutations]
     blocks = [[name, *(f"{faults[name][x]:8.3f}  {x}" for x in faults[name])] for name in names if name in faults]
-    NOTICED.write_text("\n\n".join("\n".join(block) for block in blocks) + "\n")
+    tiers.NOTICED.write_text("\n\n".join("\n".join(block) for block in blocks) + "\n")
 
 
 def plant_all(copy: Copy, chosen: dict[str, tuple[Table, Mutation]]) -> int:
@@ -212,7 +203,7 @@ def plant_all(copy: Copy, chosen: dict[str, tuple[Table, Mutation]]) -> int:
         missed += outcome.word != "noticed"
         print(f"{outcome.word:10}  {time.monotonic() - start:3.0f} s  {name}", *outcome.by, sep="\n    ", flush=True)
         if outcome.word in ("noticed", "MISSED"):
-            note({**known(), name: outcome.by})
+            note({**tiers.noticed(), name: outcome.by})
     return missed
 
 
@@ -238,7 +229,7 @@ def main() -> int:
         copy = Copy(ROOT, Path(folder))
         if given.missing:
             there = set(copy.run(tables()[0], "-m", "pytest", "--collect-only", "-q")[1].splitlines())
-            found = known()
+            found = tiers.noticed()
             chosen = {x: fault for x, fault in chosen.items() if not there & {*found.get(x, {})}}
         missed = plant_all(copy, chosen)
     print(f"{len(chosen)} faults, {missed} not noticed")

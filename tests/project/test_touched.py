@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiers
 from mutations import python
-from mutations.plant import known, name_of
+from mutations.plant import name_of
 from project.scripts import loaded
 
 
@@ -72,7 +72,7 @@ def test_a_test_file_touches_itself(tests: Any) -> None:
 def test_every_source_touches_something(tests: Any) -> None:
     sources = [x for x in tests.reach.texts if x.startswith(("torchsparse_rec/", "csrc/", "compat/"))]
     assert len(sources) > 400
-    # torch's compiler of CUDA alone sees the first; the build alone the last.
+    # nvcc alone includes it.
     assert {x for x in sources if tests.of_file(x) == set()} <= {"csrc/cuda/lean/thrust/complex.h"}
 
 
@@ -85,7 +85,7 @@ def test_of_the_schemas_those_that_changed(tests: Any) -> None:
 
 def test_planted_faults_choose_the_tests_that_notice_them(tests: Any) -> None:
     """Of each fault one that notices it: its file must touch that test, if the test is not daily."""
-    faults, noticed = {name_of(python.TABLE, x): x.file for x in python.MUTATIONS}, known()
+    faults, noticed = {name_of(python.TABLE, x): x.file for x in python.MUTATIONS}, tiers.noticed()
     missed = {}
     for name, file in faults.items():
         files = {tiers.function_of(x).partition("::")[0] for x in noticed.get(name, ())}
