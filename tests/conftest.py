@@ -106,8 +106,8 @@ def tensorflow():
         return pytest.importorskip("tensorflow")
 
 
-# The test files of this process, where others have the rest.
-_PART = pytest.StashKey[set[Path]]()
+# The test files of each process, where each has a part.
+_PARTS = pytest.StashKey[list[list[str]]]()
 # The seed of the random cases of parity tests: new in every run, the same in all of the run's processes.
 _PARITY_SEED = int(os.environ.setdefault("TORCHSPARSE_REC_PARITY_SEED", str(secrets.randbelow(2**31))))
 
@@ -140,20 +140,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """With ``-n N --dist each``, tell each process its part of the files, and what a part is."""
-    if node.config.option.dist == "each":
-        parts = len(node.config.option.tx)
-        node.workerinput["part"] = (int(node.workerinput["workerid"].removeprefix("gw")) % parts, parts)
+    """With ``-n N --dist each``, give each process its part of the files: one process divides them, for all."""
+    options = node.config.option
+    if options.dist == "each":
+        if _PARTS not in node.config.stash:
+            node.config.stash[_PARTS] = tiers.parts_of_files(len(options.tx), options.touched)
+        parts = node.config.stash[_PARTS]
+        node.workerinput["files"] = parts[int(node.workerinput["workerid"].removeprefix("gw")) % len(parts)]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files to the other processes that are not in this one's part."""
-    part = getattr(config, "workerinput", {}).get("part")
-    if part is None or not collection_path.match("test_*.py"):
+    files = getattr(config, "workerinput", {}).get("files")
+    if files is None or not collection_path.match("test_*.py"):
         return None
-    if _PART not in config.stash:
-        config.stash[_PART] = tiers.files_of(*part, config.option.touched)
-    return collection_path not in config.stash[_PART] or None
+    return str(collection_path.relative_to(tiers.FOLDER)) not in files or None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -122,25 +122,22 @@ def over_budget(seconds: Mapping[str, float]) -> tuple[str, bool] | None:
 # ---- Several processes ----------------------------------------------------------------------------------------------
 
 
-def files_of(part: int, parts: int, touched: str) -> set[Path]:
-    """Return the test files of one of several processes: all take the same time, as far as costs.txt knows."""
-    texts = {path: path.read_text() for path in FOLDER.rglob("test_*.py")}
-    names = {f"tests/{path.relative_to(FOLDER)}": path for path in texts}
-    whole = {names[x] for x in names if touched == "everything" or x in touched.split(",")}
-    whole |= {path for path in texts if "mark.always" in texts[path]}
+def parts_of_files(parts: int, touched: str) -> list[list[str]]:
+    """Return the test files of each of several processes: all take the same time, as far as costs.txt knows."""
+    texts = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("test_*.py")}
+    whole = {x for x in texts if touched == "everything" or f"tests/{x}" in touched.split(",")}
+    whole |= {x for x in texts if "mark.always" in texts[x]}
     loads = Counter(dict.fromkeys(texts, 0.1))
     for function, seconds in read(COSTS).items():
-        if path := names.get(function.partition("::")[0]):
-            loads[path] += seconds if path in whole else min(seconds, SHARE)
+        if (file := function.partition("::")[0].removeprefix("tests/")) in texts:
+            loads[file] += seconds if file in whole else min(seconds, SHARE)
     # One process imports TensorFlow: no test takes longer than that.
-    lump = {path for path, text in texts.items() if re.search(r'\btensorflow"?[,:)]|import tensorflow', text)}
-    others = sorted(texts.keys() - lump, key=lambda path: (-loads[path], path))
-    sums, mine = [0.0] * parts, set()
-    for files in (lump, *({path} for path in others)):
-        least = sums.index(min(sums))
-        sums[least] += sum(loads[path] for path in files)
-        mine |= files if least == part else set()
-    return mine
+    lump = [x for x in texts if re.search(r'\btensorflow"?[,:)]|import tensorflow', texts[x])]
+    others = sorted(texts.keys() - lump, key=lambda x: (-loads[x], x))
+    found: list[list[str]] = [[] for _ in range(parts)]
+    for files in (lump, *([x] for x in others)):
+        min(found, key=lambda part: sum(loads[x] for x in part)).extend(files)
+    return found
 
 
 def processor_seconds() -> float:

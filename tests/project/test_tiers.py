@@ -52,6 +52,9 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
-def test_processes_share_all_files(parts: int) -> None:
-    files = [tiers.files_of(part, parts, "") for part in range(parts)]
-    assert sorted(x for part in files for x in part) == sorted(tiers.FOLDER.rglob("test_*.py"))
+@pytest.mark.parametrize("touched", ["", "everything"])
+def test_each_file_is_in_the_part_of_one_process(parts: int, touched: str) -> None:
+    files = tiers.parts_of_files(parts, touched)
+    assert len(files) == parts
+    wanted = sorted(str(path.relative_to(tiers.FOLDER)) for path in tiers.FOLDER.rglob("test_*.py"))
+    assert sorted(x for part in files for x in part) == wanted
