@@ -35,4 +35,5 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     wanted = names["model"](torch.tensor([[3, 14, 15]])).item()
-    assert float(done.stdout) == float(f"{wanted:.9g}")
+    # Generated code rounds otherwise than torch's own operators, by the processor that it was generated for.
+    assert float(done.stdout) == pytest.approx(wanted, rel=1e-6)
