@@ -1,5 +1,5 @@
 """
-``_C_cuda.so`` is complete: every operator has kernels for CPU and CUDA, a fake one, and a derivative where it can.
+``_C_cuda.so`` is complete: every operator has kernels for CPU and CUDA.
 
 This needs no GPU, and no CUDA in torch: the library is opened with its symbols left unresolved, and only asked what it
 registers. It runs in a process of its own, since such a library must not be loaded where its kernels could be called.
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from calls import written
 from cpu_only import CPU_ONLY
 
 import torchsparse_rec
@@ -24,8 +23,6 @@ import torchsparse_rec
 LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
 # This operator has one kernel for all devices, which asks the host.
 HOST_ONLY = {"cpu_level"}
-# These operators return no tensor.
-WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
 PROGRAM = f"""
 import ctypes, json, os
 import torch, torchsparse_rec
@@ -34,8 +31,8 @@ if torchsparse_rec.config()["CUDA library"] != "loaded":
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 print(json.dumps({{
     name.removeprefix("torchsparse_rec::"): [
-        key for key in ("CPU", "CUDA", "CompositeExplicitAutograd", "Autograd") if has(name, key)
-    ] + (["fake"] if torch._library.simple_registry.singleton.find(name).fake_impl.kernel is not None else [])
+        key for key in ("CPU", "CUDA", "CompositeExplicitAutograd") if has(name, key)
+    ]
     for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")
 }}))
 """
@@ -57,18 +54,11 @@ def kernels() -> dict[str, set[str]]:
 
 
 def test_every_operator_has_a_cuda_kernel(kernels: dict[str, set[str]]) -> None:
-    assert len(kernels) > len(WITHOUT_FAKE | set(CPU_ONLY))
+    assert len(kernels) > len(HOST_ONLY | set(CPU_ONLY))
     for name, keys in kernels.items():
         wanted = {"CompositeExplicitAutograd"} if name in HOST_ONLY else {"CPU", "CUDA"}
         assert (wanted - {"CUDA"} if name in CPU_ONLY else wanted) <= keys, name
         assert not (name in CPU_ONLY and "CUDA" in keys), name
-
-
-def test_every_operator_has_a_fake_kernel_and_autograd(kernels: dict[str, set[str]]) -> None:
-    for name, keys in kernels.items():
-        assert name in WITHOUT_FAKE or "fake" in keys, name
-        # torch.library allows no derivative of an operator that writes into its arguments.
-        assert name in WITHOUT_FAKE or written(name) or "Autograd" in keys, name
 
 
 def test_no_symbol_of_torchs_unstable_interface(kernels: dict[str, set[str]]) -> None:

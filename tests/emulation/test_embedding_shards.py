@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from emulation import fixture
-from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference import SUM
 
 Launches = Callable[[], int]
@@ -49,10 +48,3 @@ def test_bad_ids_of_shards_become_the_mark() -> None:
     with pytest.raises(IndexError, match=r"ids\[1\] must name a row that its shard has, got -1"):
         fixture.check_errors()
     assert rows.tolist() == [4, 5, 5, 3]
-
-
-def test_safe_lookup_of_unsorted_rows(emulated: Launches) -> None:
-    table = torch.arange(12.0).view(4, 3)
-    ids, rows = torch.tensor([3, -1, 0, 1]), torch.tensor([2, 0, 2, 0])
-    found = ops.safe_embedding_lookup_sparse(table, ids, rows, num_rows=3, combiner="sum")
-    assert torch.equal(found, torch.stack([table[1], torch.zeros(3), table[3] + table[0]]))

@@ -1,5 +1,5 @@
 """
-Behaviour of the CUDA kernels alone, run without a GPU (tests/emulation): pieces of long bags, sizes beyond 2^31.
+Behaviour of the CUDA kernels alone, run without a GPU (tests/emulation): sizes beyond 2^31, numbers of launches.
 
 Tests of behaviour on every device are in the other files, and run on emulated kernels too by the fixtures ``device``
 and ``kernels``.
@@ -8,69 +8,24 @@ and ``kernels``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 
 import pytest
 import torch
-from samples.operators import SAMPLES
 from samples.sample import Random
 
 from emulation import fixture
-from torchsparse_rec.compat._parity.reference import MEAN, REFERENCES, SQRTN, SUM
-from torchsparse_rec.compat._parity.reference import embedding as reference
+from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
 
 Launches = Callable[[], int]
 
 
-def _outputs(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
 # ---- Operators ------------------------------------------------------------------------------------------------------
-
-
-def test_every_operator_has_an_emulated_kernel() -> None:
-    for name in SAMPLES:
-        fixture.operator(name)
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchsparse_rec_emulated::{name}", "CPU"), name
 
 
 def test_the_fixture_gives_the_cpu_kernels_back() -> None:
     before = fixture.library().tsr_emulated_launches()
     torch.ops.torchsparse_rec.unique.default(torch.tensor([3, 3, 1]))
     assert fixture.library().tsr_emulated_launches() == before
-
-
-LENGTHS = (1000, 0, 129, 1, 128, 700)
-
-
-@pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dim", [8, 3])
-def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:
-    """Add up bags of more than 128 entries in pieces."""
-    random = Random(mode)
-    items = sum(LENGTHS)
-    weights = random.weights(items, torch.float32) if weighted else None
-    indices, offsets = random.integers(0, 50, items, dtype=torch.int32), torch.tensor([0, *accumulate(LENGTHS)])
-    table = random.floats(50, dim, dtype=torch.float32)
-    arguments = (table, indices, offsets, weights, mode, 7, False, False)
-    actual = torch.ops.torchsparse_rec.embedding_bag.default(*arguments)
-    torch.testing.assert_close(actual[0], reference.embedding_bag(*arguments)[0], rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
-def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:
-    """Add up whole numbers, whose sums are exact in any order; half of the entries name one row."""
-    random = Random(1)
-    indices = random.integers(0, 9, 3000, dtype=torch.int64)
-    indices[::2] = 4
-    grad = random.integers(-4, 5, 3000, 5, dtype=torch.float32)
-    arguments = (grad, indices, None, None, None, 12, SUM, 2, False)
-    actual = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
-    wanted = REFERENCES[name](*arguments)
-    for x, y in zip(_outputs(actual), _outputs(wanted), strict=True):
-        assert torch.equal(x, y)
 
 
 # ---- Beyond 2^31 ----------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ def _raises_now(kind: type[Exception], text: str) -> None:
 
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
 NONE = torch.empty(0, dtype=torch.int64)
-BAGS = torch.tensor([0, 2, 5])
 BYTES = torch.zeros(4, dtype=torch.uint8)
 IDS, ROWS = torch.tensor([1, -1, 4, 0]), torch.tensor([0, 0, 1, 2])
 
@@ -35,6 +34,20 @@ IDS, ROWS = torch.tensor([1, -1, 4, 0]), torch.tensor([0, 0, 1, 2])
 def fault(kind: type[Exception], name: str, *arguments: object) -> tuple[type[Exception], str, tuple]:
     """Return a call of an operator with a bad value, and the kind of the error that its kernels record."""
     return kind, name, arguments
+
+
+def bag_fault(
+    kind: type[Exception],
+    ids: list[int],
+    offsets: list[int],
+    weights: list[float] | None = None,
+    mode: int = SUM,
+    padding_idx: int = -1,
+) -> tuple[type[Exception], str, tuple]:
+    """Return such a call of embedding_bag."""
+    given = None if weights is None else torch.tensor(weights)
+    bags = (torch.tensor(ids), torch.tensor(offsets), given, mode, padding_idx, False, False)
+    return fault(kind, "embedding_bag", TABLE, *bags)
 
 
 FAULTS: dict[str, tuple[type[Exception], str, tuple]] = {
@@ -65,53 +78,20 @@ FAULTS: dict[str, tuple[type[Exception], str, tuple]] = {
     "embedding: indices[0] must be in [0, 4), got 4": fault(
         IndexError, "embedding", TABLE, torch.full((8,), 4), -1, False, False
     ),
-    "embedding_bag: indices[3] must be in [0, 4), got -7": fault(
-        IndexError, "embedding_bag", TABLE, torch.tensor([0, 1, 2, -7, 9]), BAGS, None, SUM, -1, False, False
+    "embedding_bag: indices[3] must be in [0, 4), got -7": bag_fault(IndexError, [0, 1, 2, -7, 9], [0, 2, 5]),
+    "embedding_bag: indices[4] must be in [0, 4), got 9": bag_fault(IndexError, [0, 1, 2, 3, 9], [0, 2, 5], mode=MAX),
+    "embedding_bag: offsets[0] must be 0, got 1": bag_fault(ValueError, [0, 1], [1, 2]),
+    "embedding_bag: offsets must not decrease, got 9 followed by 1 at position 2": bag_fault(
+        ValueError, [0, 1], [0, 9, 1, 2]
     ),
-    "embedding_bag: indices[4] must be in [0, 4), got 9": fault(
-        IndexError, "embedding_bag", TABLE, torch.tensor([0, 1, 2, 3, 9]), BAGS, None, 3, -1, False, False
+    "embedding_bag: offsets[1], the last, must be the number of indices, 2, got 1": bag_fault(
+        ValueError, [0, 1], [0, 1]
     ),
-    "embedding_bag: offsets[0] must be 0, got 1": fault(
-        ValueError, "embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([1, 2]), None, SUM, -1, False, False
+    "embedding_bag: per_sample_weights[1] must be a number, got nan": bag_fault(
+        ValueError, [0, 1], [0, 2], [1.0, torch.nan]
     ),
-    "embedding_bag: offsets must not decrease, got 9 followed by 1 at position 2": fault(
-        ValueError,
-        "embedding_bag",
-        TABLE,
-        torch.tensor([0, 1]),
-        torch.tensor([0, 9, 1, 2]),
-        None,
-        SUM,
-        -1,
-        False,
-        False,
-    ),
-    "embedding_bag: offsets[1], the last, must be the number of indices, 2, got 1": fault(
-        ValueError, "embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([0, 1]), None, SUM, -1, False, False
-    ),
-    "embedding_bag: per_sample_weights[1] must be a number, got nan": fault(
-        ValueError,
-        "embedding_bag",
-        TABLE,
-        torch.tensor([0, 1]),
-        torch.tensor([0, 2]),
-        torch.tensor([1.0, torch.nan]),
-        SUM,
-        -1,
-        False,
-        False,
-    ),
-    "embedding_bag: per_sample_weights[0] must be a number, got nan": fault(  # also of the row of padding
-        ValueError,
-        "embedding_bag",
-        TABLE,
-        torch.tensor([1, 0]),
-        BAGS[:2],
-        torch.tensor([torch.nan, 1.0]),
-        MEAN,
-        1,
-        False,
-        False,
+    "embedding_bag: per_sample_weights[0] must be a number, got nan": bag_fault(  # also of the row of padding
+        ValueError, [1, 0], [0, 2], [torch.nan, 1.0], MEAN, padding_idx=1
     ),
     "embedding_backward: indices[2] must be in [0, 4), got 5": fault(
         IndexError, "embedding_dense_backward", TABLE, torch.tensor([0, 1, 5, 2]), None, None, None, 4, SUM, -1, False

@@ -211,16 +211,3 @@ def test_one_launch_for_all_tables() -> None:
     after = fixture.library().tsr_emulated_launches()
     assert after - before <= 3  # two lists are uploaded
     fixture.check_errors()
-
-
-def test_last_steps_are_those_of_rows_that_made_the_step(emulated: Launches) -> None:
-    number, h = RULES["momentum"]
-    weight, buffer, last = torch.ones(5, 2), torch.ones(5, 2), torch.tensor([0, 1, 2, 2, 0]).int()
-    history = ops.new_history(3)
-    for step in (8, 9):
-        ops.row_optimizer_advance_(history, rule=number, hyperparameters=h, step=step, base=7)
-    ops.row_optimizer_update_(
-        [weight], [buffer], [last], history, [torch.tensor([1, 4])], [torch.ones(2, 2)], rule=number,
-        hyperparameters=h, step=10, base=7,
-    )  # fmt: skip
-    assert last.tolist() == [0, 3, 2, 2, 3] and emulated() > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -308,29 +307,3 @@ def test_an_id_whose_counters_are_one(dtype: torch.dtype) -> None:
     for start in (0, torch.iinfo(dtype).max - 70):
         sketch = torch.full((1,), start, dtype=dtype)
         check("count_min_sketch_", sketch, torch.tensor([1, 2], dtype=torch.int32), None, 64, True)
-
-
-# ---- What the device must not do ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def capturing() -> Iterator[None]:
-    """Let the emulation say that the current stream is being captured, so that read-backs are refused."""
-    fixture.library().tsr_emulated_set_capturing(1)
-    yield
-    fixture.library().tsr_emulated_set_capturing(0)
-
-
-def test_nothing_is_read_back(capturing: None) -> None:
-    table = State(130, 50)
-    ids = ids_of(90, 0, 60)
-    for _ in range(2):
-        table.insert(ids, ids % 2 == 0, ids.int(), 3, True)
-        table.find(ids)
-        table.erase(ids[:30], ids[:30] % 3 == 0)
-        table.rehash(7)
-    weight = torch.zeros(50, 4)
-    check("table_initialize_", weight, torch.arange(50), torch.arange(50), None, 1, [0.0, 1.0], 5)
-    check("table_lookup", table.index, table.entries, weight, ids, None, None, 2, [0.0, 1.0], 5)
-    check("table_assign_", weight, ids % 50, torch.ones(90, 4))
-    check("count_min_sketch_", torch.zeros(99, dtype=torch.int8), ids, None, 4, True)

@@ -51,14 +51,9 @@ def current(x: Collection) -> Any:
     return _ops.embedding_collection_current.default(*tables, *x.inputs, *x.lists, *MOMENTUM, 0, 0)
 
 
-def dense(x: Collection) -> Any:
-    return _ops.embedding_collection_dense_backward.default(x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
-
-
-def sparse(x: Collection) -> Any:
-    return _ops.embedding_collection_sparse_backward.default(
-        x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted
-    )
+def backward(name: str) -> Callable[[Collection], Any]:
+    operator = getattr(_ops, name).default
+    return lambda x: operator(x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
 
 
 def of_weights(x: Collection) -> Any:
@@ -78,16 +73,8 @@ READERS: dict[str, Callable[[Collection], Any]] = {
     "embedding_collection_weights_backward": of_weights,
     "embedding_collection_update_": update,
 }
-
-
-def coo(x: Collection) -> Any:
-    return _ops.embedding_collection_coo_backward.default(x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
-
-
 BACKWARDS = {
-    "embedding_collection_dense_backward": dense,
-    "embedding_collection_sparse_backward": sparse,
-    "embedding_collection_coo_backward": coo,
+    name: backward(name) for name in (f"embedding_collection_{kind}_backward" for kind in ("dense", "sparse", "coo"))
 }
 EVERY = READERS | BACKWARDS
 of_every = pytest.mark.parametrize("name", EVERY)

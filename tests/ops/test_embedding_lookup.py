@@ -95,12 +95,6 @@ def test_clip_to_nothing() -> None:
         assert rows[0].tolist() == [0.0, 0.0] and rows[1].isnan().all()
 
 
-def test_clip_keeps_the_denominators() -> None:
-    weights = torch.tensor([1.0, 3.0, 1.0, 1.0])
-    pooled = ops.embedding_lookup_sparse(TABLE, IDS, ROWS, num_rows=3, weights=weights, max_norm=5.0)
-    assert torch.allclose(pooled, torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.5, 1.0]]))
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
 def test_clip_of_rows_that_are_no_numbers(value: float) -> None:
     table = torch.tensor([[1.0, value], [2.0, 0.0]])

@@ -11,7 +11,6 @@ from torchsparse_rec.compat._parity.reference.hash import farm_hash
 pytestmark = pytest.mark.usefixtures("kernels")
 
 MOST = 2**63 - 1
-TEXT = bytes((i * 131 + 7) & 255 for i in range(300))
 DTYPES = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64]
 
 
@@ -161,8 +160,6 @@ def test_errors_of_integers():
     x = torch.arange(3)
     with raises("x must have an integer dtype, got Bool"):
         ops.to_hash_bucket_fast(x.bool(), 3)
-    with raises("x must have an integer dtype, got Float"):
-        ops.to_hash_bucket_fast(x.float(), 3)
     for bad in (0, -4):
         with raises(f"num_buckets must be >= 1, got {bad}"):
             ops.to_hash_bucket_fast(x, bad)
@@ -172,18 +169,12 @@ def test_errors_of_integers():
 
 @cpu_only
 def test_errors_of_other_inputs():
-    with raises(r"x\[1\] must be str or bytes, got int: 5"):
-        ops.to_hash_bucket_fast(["a", 5], 3)
     with raises(r"x\[0\] must be str or bytes, got NoneType"):
         ops.to_hash_bucket_fast(np.array([None, "a"], dtype=object), 3)
     with raises(r"x\[1\] cannot be encoded as UTF-8"):
         ops.to_hash_bucket_fast(["a", "\ud800"], 3)
-    with raises("string dtype, got numpy float64"):
-        ops.to_hash_bucket_fast(np.ones(2), 3)
     with raises("got numpy bool"):
         ops.to_hash_bucket_fast(np.ones(2, bool), 3)
-    with raises("got str"):
-        ops.to_hash_bucket_fast("abc", 3)
 
 
 def test_errors_of_arrow(pa):

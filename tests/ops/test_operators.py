@@ -14,6 +14,7 @@ from ops import sample_checks
 from ops.sample_checks import NOT_EXPORTED, differentiable
 from samples.compiled import COMPILED, bags
 from samples.operators import GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES, TWENTIES
+from samples.record import RECORD_SAMPLES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -34,6 +35,7 @@ def test_every_schema_has_samples_and_a_reference() -> None:
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")}
     schemas = {name.removeprefix("torchsparse_rec::") for name in names}
     assert schemas - NOT_SAMPLED == set(SAMPLES) == set(REFERENCES)
+    assert set(RECORD_SAMPLES) == set(CPU_ONLY)
     assert all(any(sample.representative for sample in samples) for samples in SAMPLES.values())
 
 
@@ -65,13 +67,6 @@ def test_check_errors_has_nothing_to_report(device: str) -> None:
 
 
 # ---- Registrations --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted([*SAMPLES, *CPU_ONLY]))
-def test_operator_has_a_cpu_kernel_and_a_fake_kernel(name: str) -> None:
-    qualified = f"torchsparse_rec::{name}"
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")
-    assert torch._library.simple_registry.singleton.find(qualified).fake_impl.kernel is not None
 
 
 @pytest.mark.representative

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from calls import operator
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ops.record_cases import tensor
+from samples.record import RECORD_SAMPLES
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -19,10 +22,6 @@ from torchsparse_rec.compat._parity.reference import record as reference
 
 LENGTHS = [*range(34), 255, 256, 767, 768, 769, 1600, 3 * 4096 - 1, 3 * 4096, 3 * 4096 + 771]
 DTYPES = [torch.bool, torch.int8, torch.int16, torch.bfloat16, torch.float32, torch.int64, torch.complex128]
-
-
-def tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def as_bytes(x: Tensor) -> bytes:
@@ -346,26 +345,12 @@ def test_frames_say_what_is_wrong() -> None:
 
 # ---- Registrations --------------------------------------------------------------------------------------------------
 
-_OPS = torch.ops.torchsparse_rec
-_FRAMED = ops.tfrecord_framed(*strings([b"ab", b"c"]))
-CALLS = {
-    "crc32c": ([torch.arange(5.0), torch.arange(3)],),
-    "to_byte_planes": (torch.arange(6.0).reshape(2, 3),),
-    "from_byte_planes": (torch.zeros(4, 3, dtype=torch.uint8),),
-    "join_byte_planes_": (
-        torch.zeros(64, dtype=torch.uint8),
-        [torch.arange(9, dtype=torch.uint8)],
-        torch.tensor([[0, 0, 8], [0, 1, 4]]),
-        torch.tensor([[2, 9]]),
-    ),
-    "tfrecord_frames": (_FRAMED, True),
-    "tfrecord_framed": strings([b"ab", b"c"]),
-}
 
-
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", RECORD_SAMPLES)
 def test_opcheck(name: str) -> None:
-    torch.library.opcheck(getattr(_OPS, name).default, CALLS[name])
+    """Check operators on examples too."""
+    for sample in RECORD_SAMPLES[name]:
+        torch.library.opcheck(operator(name), sample.arguments)
 
 
 def test_nothing_is_differentiable() -> None:

@@ -336,22 +336,3 @@ def test_the_operators_check_what_python_does_not() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             call(data, ranges, *arguments)
-
-
-# ---- Registrations --------------------------------------------------------------------------------------------------
-
-
-def test_opcheck() -> None:
-    columns = {"a": ExampleColumn("int64", 2), "b": ExampleColumn("bytes", None), "c": ExampleColumn("int32", 1, [3])}
-    calls: list[tuple[str, tuple]] = []
-    message = example([entry(b"a", list_of("int64", [1, 2])), entry(b"b", list_of("bytes", [b"q"]))])
-    no = torch.empty(0, dtype=torch.int64)
-    defaults = [no, no, no, no, torch.tensor([3], dtype=torch.int32), no]
-    names = tensor(b"abc"), torch.tensor([0, 1, 2, 3])
-    calls.append(("parse_examples", (*joined([message] * 3), *names, [0, 3, 1], [2, -1, 1], [0, 2, 1], defaults)))
-    values = parse([message] * 3, columns)
-    flat = [part for x in values.values() for part in (x.values, x.string_offsets, x.row_offsets, None)]
-    tensors = [no.to(torch.uint8) if i % 4 == 3 else no if x is None else x for i, x in enumerate(flat)]
-    calls.append(("encode_examples", (*names, [0, 3, 1], [2, -1, 1], tensors, 3)))
-    for name, arguments in calls:
-        torch.library.opcheck(getattr(torch.ops.torchsparse_rec, name).default, arguments)

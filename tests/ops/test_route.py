@@ -19,12 +19,6 @@ def ids_below(rows: int, count: int, seed: int = 0) -> Tensor:
     return torch.randint(0, rows, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def test_one_block_is_rank_0s_table_as_it_is():
-    rows, counts, places = route(torch.tensor([4, 2, 4]), [0, 3], [5], [1], 3)
-    assert rows.tolist() == [4, 2] and places.tolist() == [0, 1, 0]
-    assert counts.tolist() == [[2], [0], [0]]
-
-
 def test_blocks_are_dealt_as_torch_chunks_them_and_rows_numbered_within():
     """Ranks 0 to 2 of 3 have 3, 3 and 2 of 8 blocks; row v is in block reverse(v % 8)."""
     rows, counts, places = route(torch.arange(16), [0, 16], [16], [8], 3)
@@ -47,39 +41,6 @@ def test_rows_of_a_rank_fill_its_box(rows, blocks, ranks):
         own = max(0, min(each, blocks - rank * each))
         assert len(mine.unique()) == len(mine) and bool((mine < depth * own).all())
     assert places.sort().values.equal(torch.arange(rows))
-
-
-def test_the_last_row_of_the_largest_table():
-    last = 2**31 - 2
-    rows, _, _ = route(torch.tensor([last]), [0, 1], [last + 1], [4096], 1)
-    assert rows.tolist() == [last // 4096 * 4096 + 2047]  # 4094 is 0b111111111110
-
-
-@pytest.mark.parametrize("distinct", [True, False])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_order_is_that_of_first_appearance_by_rank_and_table(dtype, distinct):
-    ids = torch.tensor([5, 1, 5, 0, 1, 2, 2, 5]).to(dtype)
-    rows, counts, places = route(ids, [0, 5, 8], [6, 6], [2, 2], 2, distinct)
-    # Even ids are of rank 0, odd ones of rank 1, both as id // 2.
-    wanted = [0, 1, 2, 0, 2] if distinct else [0, 1, 1, 2, 0, 2, 0, 2]
-    assert rows.tolist() == wanted and rows.dtype == torch.int32
-    assert counts.tolist() == ([[1, 1], [2, 1]] if distinct else [[1, 2], [4, 1]])
-    assert rows[places].tolist() == [2, 0, 2, 0, 0, 1, 1, 2]
-
-
-@pytest.mark.parametrize("distinct", [True, False])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_keys_are_sent_as_they_are_with_how_often_they_occur(dtype, distinct):
-    info = torch.iinfo(dtype)
-    given = torch.tensor([info.max, info.min, -1, info.max, 0, 0, info.max], dtype=dtype)
-    keys, occurrences, counts, places = route_keys(given, [0, 4, 7], 1, distinct)
-    if distinct:
-        assert keys.tolist() == [info.max, info.min, -1, 0, info.max] and occurrences.tolist() == [2, 1, 1, 2, 1]
-        assert counts.tolist() == [[3, 2]] and places.tolist() == [0, 1, 2, 0, 3, 3, 4]
-    else:
-        assert keys.equal(given) and occurrences.tolist() == [1] * 7
-        assert counts.tolist() == [[4, 3]] and places.tolist() == list(range(7))
-    assert (keys.dtype, occurrences.dtype, places.dtype) == (dtype, torch.int32, torch.int64)
 
 
 def test_both_dtypes_of_a_key_are_of_the_same_rank():

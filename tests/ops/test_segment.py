@@ -19,7 +19,6 @@ from torchsparse_rec.compat._parity.reference import MAX, MEAN, MIN, PROD, SQRTN
 pytestmark = pytest.mark.usefixtures("kernels")
 
 REDUCTIONS = ("sum", "mean", "sqrt_n", "max", "min", "prod")
-IDS = torch.tensor([0, 0, 2, 2, 2])
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 each_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -79,15 +78,6 @@ def test_rows_with_a_negative_id_are_left_out(reduction: str) -> None:
     assert data.grad[1].tolist() == [0, 0] and data.grad.isfinite().all()
 
 
-def test_ids_of_any_rank() -> None:
-    data = torch.arange(24.0).reshape(2, 3, 4)
-    assert torch.equal(ops.unsorted_segment_sum(data, torch.tensor(1), 2)[1], data)
-    by_row = ops.unsorted_segment_sum(data, torch.tensor([[0, 1, 0], [-1, 1, 1]]), 2)
-    assert torch.equal(by_row, torch.stack([data[0, 0] + data[0, 2], data[0, 1] + data[1, 1] + data[1, 2]]))
-    single = ops.unsorted_segment_max(data, torch.arange(24).reshape(2, 3, 4) % 5, 5)
-    assert single.tolist() == [20, 21, 22, 23, 19]
-
-
 # ---- Numbers --------------------------------------------------------------------------------------------------------
 
 
@@ -132,12 +122,6 @@ def test_integers_wrap_and_their_mean_is_cut() -> None:
 # ---- Gradients ------------------------------------------------------------------------------------------------------
 
 
-def gradient(function: Callable[..., Tensor], numbers: list[float], ids: Tensor, *size: int) -> list[float]:
-    data = torch.tensor(numbers, requires_grad=True)
-    function(data, ids, *size).sum().backward()
-    return data.grad.tolist()
-
-
 @each_reduction
 @pytest.mark.parametrize("function", [sorted_one, unsorted_one])
 def test_rows_without_columns_have_gradients_without_columns(function: Callable, reduction: str) -> None:
@@ -145,28 +129,6 @@ def test_rows_without_columns_have_gradients_without_columns(function: Callable,
     size = (2,) if function is unsorted_one else ()
     function(reduction)(data, torch.tensor([0, 0, 1]), *size).sum().backward()
     assert data.grad.shape == (3, 0)
-
-
-def test_ties_share_the_gradient() -> None:
-    numbers = [4.0, 4.0, 1.0, 1.0, 3.0]
-    assert gradient(ops.segment_max, numbers, IDS) == [0.5, 0.5, 0, 0, 1]
-    assert gradient(ops.segment_min, numbers, IDS) == [0.5, 0.5, 0.5, 0.5, 0]
-    shuffled = torch.tensor([2, 0, 2, 0, 0])
-    assert gradient(ops.unsorted_segment_max, [1.0, 7.0, 1.0, 7.0, 7.0], shuffled, 3) == pytest.approx(
-        [0.5, 1 / 3, 0.5, 1 / 3, 1 / 3]
-    )
-
-
-def test_products_with_zeros_have_exact_gradients() -> None:
-    assert gradient(ops.segment_prod, [2.0, 3.0, 0.0, 5.0, 7.0], IDS) == [3, 2, 35, 0, 0]
-    assert gradient(ops.segment_prod, [0.0, 0.0, 0.0, 0.0, 7.0], IDS) == [0] * 5
-    assert gradient(ops.unsorted_segment_prod, [2.0, 0.0, 3.0, 5.0, 7.0], torch.tensor([1, 1, -1, 0, 1]), 2) == [
-        0,
-        14,
-        0,
-        1,
-        0,
-    ]
 
 
 @cpu_only

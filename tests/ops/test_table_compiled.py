@@ -13,7 +13,6 @@ from samples.sample import Sample
 from samples.table import FAMILY, filled, keys_of, state_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchsparse_rec import ops
 
@@ -79,18 +78,6 @@ def test_inductor_keeps_the_order_of_what_is_written() -> None:
     assert_same_bits(torch.compile(replaced, fullgraph=True)(*actual), result)
     for x, y in zip(actual, wanted, strict=True):
         assert_same_bits(x, y)
-
-
-def test_shapes_dtypes_and_devices_of_fake_tensors() -> None:
-    arguments = _arguments(5)
-    wanted = _step(*(x.clone() for x in arguments))
-    with FakeTensorMode():
-        for device in ("cpu", "cuda"):
-            moved = [torch.empty(x.shape, dtype=x.dtype, device=device) for x in arguments]
-            fakes = _step(*moved)
-            for fake, real in zip(fakes, wanted, strict=True):
-                assert (fake.shape, fake.dtype, fake.device.type) == (real.shape, real.dtype, device)
-                assert fake.is_contiguous()
 
 
 # Some samples that are not representative, and so get no opcheck in tests/ops/test_operators.py.

@@ -15,7 +15,6 @@ from samples.table import KINDS, filled, keys_of, state_of
 from torch import Tensor
 
 from torchsparse_rec import ops
-from torchsparse_rec.compat._parity.reference.table import ReferenceTable
 from torchsparse_rec.compat._parity.reference.table_rows import initial_row, key_of_numbers, rounded, uniform_number
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -253,47 +252,7 @@ def test_lookup_is_find_and_gather_and_initial_values(dim: int, kind: str, dtype
         assert_same_bits(x, y)
 
 
-@pytest.mark.parametrize("dim", [0, 1, 3, 24, 100])
-def test_lookup_and_assignment_of_bytes(dim: int) -> None:
-    index, entries, _, _ = state_of(filled(2, 9, [5, 6, 7]))
-    weight, missing = torch.zeros(9, dim, dtype=torch.uint8), torch.full((dim,), 255, dtype=torch.uint8)
-    values = Random(dim).integers(0, 256, 4, dim, dtype=torch.uint8)
-    ops.table_assign_(weight, torch.tensor([2, 0, -1, 2]), values)
-    found = ops.table_lookup(index, entries, weight, torch.tensor([7, 8, 5, 6, 7]), missing=missing)
-    assert_same_bits(found, torch.stack([values[3], missing, values[1], torch.zeros_like(missing), values[3]]))
-
-
-def test_no_ids() -> None:
-    index, entries, _, _ = state_of(filled(2, 9, [5, 6, 7]))
-    none = torch.empty(0, dtype=torch.int64)
-    weight = torch.ones(9, 3)
-    assert ops.table_lookup(index, entries, weight, none).shape == (0, 3)
-    ops.table_initialize_(weight, none, none, kind="normal", parameters=(0.0, 1.0))
-    ops.table_assign_(weight, none, torch.empty(0, 3))
-    assert weight.eq(1).all()
-
-
-def test_lookup_in_a_table_without_rows() -> None:
-    index, entries, _, _ = state_of(ReferenceTable.empty(1, 0))
-    found = ops.table_lookup(index, entries, torch.empty(0, 2), torch.tensor([4, 5]), parameters=(0.5,))
-    assert found.tolist() == [[0.5, 0.5]] * 2
-
-
 # ---- Assignments ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8], ids=str)
-@pytest.mark.parametrize("dim", [0, 1, 5, 64])
-def test_the_last_value_of_a_row_stays(dim: int, dtype: torch.dtype) -> None:
-    rows = Random(1).integers(-3, 20, 200, dtype=torch.int64)
-    values = Random(2).integers(0, 256, 200, dim, dtype=torch.int64).to(dtype)
-    weight = torch.full((30, dim), 77, dtype=dtype)
-    wanted = weight.clone()
-    for row, value in zip(rows.tolist(), values, strict=True):
-        if row >= 0:
-            wanted[row] = value
-    ops.table_assign_(weight, rows, values)
-    assert_same_bits(weight, wanted)
 
 
 def test_assignment_copies_bits() -> None:

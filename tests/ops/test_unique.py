@@ -38,12 +38,10 @@ def check(x: Tensor) -> None:
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request):
+def threads(request, restore_threads):
     """Set each number of threads in turn, and restore the former one afterwards."""
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param
 
 
 def random_ids(n: int, span: int, seed: int = 0) -> Tensor:
@@ -56,17 +54,7 @@ def random_ids(n: int, span: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_unique_by_hand(dtype):
-    x = torch.tensor([7, 3, 7, 7, 9, 3], dtype=dtype)
-    values, inverse, counts = unique_with_counts(x)
-    assert values.tolist() == [7, 3, 9]
-    assert inverse.tolist() == [0, 1, 0, 0, 2, 1]
-    assert counts.tolist() == [3, 2, 1]
-    assert [part.tolist() for part in unique(x)] == [[7, 3, 9], [0, 1, 0, 0, 2, 1]]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [1, 2, 300, 20_000])
+@pytest.mark.parametrize("n", [0, 1, 2, 300, 20_000])
 def test_unique_every_dtype_over_its_whole_range(dtype, n):
     info = torch.iinfo(dtype)
     bits = torch.randint(-(2**63), 2**63 - 1, (n,), generator=torch.Generator().manual_seed(1))
@@ -74,14 +62,6 @@ def test_unique_every_dtype_over_its_whole_range(dtype, n):
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(dtype, dtype)
     check(few.to(signed).view(dtype))
     check(torch.tensor([info.max, info.min, info.max, info.min, 1] * (n // 5 + 1), dtype=dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_unique_empty(dtype):
-    values, inverse, counts = unique_with_counts(torch.empty(0, dtype=dtype))
-    assert values.shape == inverse.shape == counts.shape == (0,)
-    assert (values.dtype, inverse.dtype, counts.dtype) == (dtype, torch.int64, torch.int64)
-    check(torch.empty(0, dtype=dtype))
 
 
 @cpu_only
@@ -97,17 +77,14 @@ def test_unique_all_equal(n, value, threads):
 # cut into more than two partitions; every 32768 keys are worth a thread.
 @cpu_only
 @pytest.mark.parametrize("n", [5, 16_383, 16_384, 16_385, 49_153, 65_535, 65_536, 98_305])
-def test_unique_around_every_threshold(n):
-    before = torch.get_num_threads()
+def test_unique_around_every_threshold(n, restore_threads):
     for span in sorted({n // 4 + 1, n - 1, n, n + 1, 65_536, 65_537, 2**62}):
         x = random_ids(n, span)
         wanted = reference.unique_with_counts(x)
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results = unique_with_counts(x), unique(x)
-            torch.set_num_threads(before)
-            assert_equal(results[0], wanted)
-            assert_equal(results[1], wanted[:2])
+            assert_equal(unique_with_counts(x), wanted)
+            assert_equal(unique(x), wanted[:2])
 
 
 @cpu_only

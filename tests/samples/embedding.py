@@ -166,6 +166,12 @@ def backward_samples(operator: str) -> Iterator[Sample]:
         yield Sample(operator, name, (*arguments, None, None, None, 10, SUM, padding, freq), representative)
     nothing = torch.empty(0, 4), torch.empty(0, dtype=torch.int32)
     yield Sample(operator, "no_offsets_no_ids", (*nothing, None, None, None, 10, SUM, -1, True))
+    # Whole numbers, whose sums are exact in any order; half of the entries name one row.
+    random = Random(1)
+    ids = random.integers(0, 9, 3000, dtype=torch.int64)
+    ids[::2] = 4
+    grad = random.integers(-4, 5, 3000, 5, dtype=torch.float32)
+    yield Sample(operator, "no_offsets_popular_row", (grad, ids, None, None, None, 12, SUM, 2, False))
 
 
 def weights_backward_samples(operator: str) -> Iterator[Sample]:

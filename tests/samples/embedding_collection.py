@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,6 +67,7 @@ def random_collection(
     bags: tuple[int, ...] = (5, 5, 5),
     padding_idx: tuple[int, ...] = (-1, -1, -1),
     most: int | None = 5,
+    lengths: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
     index: torch.dtype = torch.int64,
     offset: torch.dtype = torch.int64,
@@ -78,8 +79,8 @@ def random_collection(
 ) -> Collection:
     """Return random lookups in bags of up to ``most`` ids, or of single ids without offsets if ``most`` is None."""
     random = Random(seed)
-    lengths = [1] * sum(bags) if most is None else random.integers(0, most + 1, sum(bags), dtype=torch.int64).tolist()
-    starts = [0, *itertools.accumulate(lengths)]
+    drawn = [1] * sum(bags) if most is None else random.integers(0, most + 1, sum(bags), dtype=torch.int64).tolist()
+    starts = [0, *itertools.accumulate(lengths or drawn)]
     # The ids of a key must suit all tables that it is looked up in.
     parts, first = [], 0
     for key, count in enumerate(bags):
@@ -174,17 +175,23 @@ def backward_samples(operator: str) -> Iterator[Sample]:
 STEPS = 12
 
 
-def _optimizer(
-    x: Collection, tables: list[int], rule: int, h: list[float], seed: int, with_history: bool = True
+def optimizer_of(
+    x: Collection,
+    tables: list[int],
+    rule: int,
+    h: list[float],
+    seed: int,
+    with_history: bool = True,
+    steps: int = STEPS,
 ) -> tuple:
-    """Return the states of some tables; with a history also the last step of each row and some steps of history."""
+    """Return the states of some tables; with a history also the last step of each row, and steps from 4 on."""
     random = Random(seed)
     of_table = [(*x.weights[k].shape, x.weights[k].dtype) for k in tables]
     states = [s for rows, dim, dtype in of_table for s in states_for(random, rule, h, rows, dim, dtype)]
     if not with_history:
         return states, [], None
-    last_steps = [last_steps_for(random, rows, STEPS) for rows, _, _ in of_table]
-    return states, last_steps, history_of(rule, changing(h, STEPS), 3)
+    last_steps = [last_steps_for(random, rows, steps) for rows, _, _ in of_table]
+    return states, last_steps, history_of(rule, changing(h, steps), 3)
 
 
 def _with_rules(rules: dict[str, tuple[int, list[float]]]) -> Iterator[tuple[str, int, list[float], Collection, int]]:
@@ -200,7 +207,7 @@ def _with_rules(rules: dict[str, tuple[int, list[float]]]) -> Iterator[tuple[str
 
 def current_samples(operator: str) -> Iterator[Sample]:
     for name, rule, h, x, seed in _with_rules(IDLE_RULES):
-        states, last_steps, history = _optimizer(x, list(range(len(x.weights))), rule, h, seed)
+        states, last_steps, history = optimizer_of(x, list(range(len(x.weights))), rule, h, seed)
         tables = (x.weights, states, last_steps, history)
         arguments = (*tables, *x.inputs, *x.lists, rule, h, 3 + STEPS, 3)
         yield Sample(operator, f"{x.name}-{name}", arguments, x.representative)
@@ -214,7 +221,7 @@ def weights_backward_samples(operator: str) -> Iterator[Sample]:
             yield Sample(operator, x.name, arguments, x.representative)
     for name, rule, h, x, seed in _with_rules(IDLE_RULES):
         if x.per_sample_weights is not None:
-            states, last_steps, history = _optimizer(x, list(range(len(x.weights))), rule, h, seed)
+            states, last_steps, history = optimizer_of(x, list(range(len(x.weights))), rule, h, seed)
             tables, step = (x.weights, states, last_steps, history), (rule, h, 3 + STEPS, 3)
             output = embedding_collection_current(*tables, *x.inputs, *x.lists, *step)[0]
             yield Sample(operator, f"{x.name}-{name}", (x.grad, *tables, *x.inputs, output, *x.lists, *step))
@@ -227,7 +234,7 @@ def update_samples(operator: str) -> Iterator[Sample]:
                 # None below zero: entries could add up to zero but for a rounding, and some rules leave zeros alone.
                 x = replace(x, per_sample_weights=x.per_sample_weights.abs())
             stepped = [k for k, want in enumerate(x.wanted) if want]
-            states, last_steps, history = _optimizer(x, stepped, rule, h, seed, with_history=word == "caught_up")
+            states, last_steps, history = optimizer_of(x, stepped, rule, h, seed, with_history=word == "caught_up")
             wide = torch.float64 if x.grad.dtype == torch.float64 else torch.float32
             scale = torch.tensor([0.5], dtype=wide) if seed % 2 else None
             given = (x.weights, states, last_steps, history, x.grad, *x.inputs, x.argmax(), *x.lists, x.wanted)
@@ -237,7 +244,7 @@ def update_samples(operator: str) -> Iterator[Sample]:
         rule, h = (OTHER_RULES | IDLE_RULES)[name]
         x = random_collection("zeros", dims=(3, 130, 300), modes=(SUM,) * 3, weighted=seed % 2 == 0, seed=seed)
         x.grad[:3] *= -0.0
-        states, *_ = _optimizer(x, [0, 1, 2], rule, h, seed, with_history=False)
+        states, *_ = optimizer_of(x, [0, 1, 2], rule, h, seed, with_history=False)
         given = (x.weights, states, [], None, x.grad, *x.inputs, None, *x.lists, x.wanted)
         yield Sample(operator, f"zeros-{name}", (*given, None, rule, h, 4 + STEPS, 3, False, []))
 
