@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from torchsparse_rec.compat import converters
+from torchsparse_rec.compat._parity.case import COMPLEX, FLOATS, INTEGERS
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -15,23 +16,7 @@ pytestmark = [
     ),
 ]
 
-DTYPES = [
-    torch.bool,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.uint16,
-    torch.int32,
-    torch.uint32,
-    torch.int64,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-]
+DTYPES = [torch.bool, *INTEGERS, *FLOATS, *COMPLEX]
 
 
 def name(dtype):

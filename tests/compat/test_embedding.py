@@ -21,6 +21,10 @@ def _sparse(api: Any, rows: list, values: list, shape: list, dtype: str = "int64
     return api.SparseTensor(indices.reshape(-1, len(shape)), np.array(values, dtype=dtype), shape)
 
 
+def safe(api: Any, *arguments: Any, **options: Any) -> Any:
+    return api.nn.safe_embedding_lookup_sparse(*arguments, **options)
+
+
 ODD = {
     "a tuple is one table": lambda tf: tf.nn.embedding_lookup((TABLE, TABLE + 1), [1, 0]),
     "int16 ids": lambda tf: tf.nn.embedding_lookup([TABLE, TABLE], np.array([0, 5], np.int16), max_norm=1),
@@ -28,33 +32,25 @@ ODD = {
     "ragged, no rows": lambda tf: tf.nn.embedding_lookup_sparse(
         TABLE, tf.RaggedTensor.from_row_splits(np.zeros(0, np.int64), [0, 0]), None
     ),
-    "safe, rank 1 and a table of numbers": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        TABLE[:, 1].copy(), _sparse(tf, [[0], [3]], [0, 2], [5]), default_id=1
+    "safe, rank 1 and a table of numbers": lambda tf: safe(
+        tf, TABLE[:, 1].copy(), _sparse(tf, [[0], [3]], [0, 2], [5]), default_id=1
     ),
-    "safe, rank 1, integers": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        INTEGERS, _sparse(tf, [[0], [3]], [0, 2], [5]), combiner="sum"
+    "safe, rank 1, integers": lambda tf: safe(tf, INTEGERS, _sparse(tf, [[0], [3]], [0, 2], [5]), combiner="sum"),
+    "safe, integers": lambda tf: safe(tf, INTEGERS, _sparse(tf, [2, 0, 0, 1], [2, -1, 1, -3], [4, 2]), combiner="sum"),
+    "safe, integers, shards, default": lambda tf: safe(
+        tf, [INTEGERS, INTEGERS + 100], _sparse(tf, [0, 0, 1], [5, 1, -3], [4, 2]), combiner="sum", default_id=3
     ),
-    "safe, integers": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        INTEGERS, _sparse(tf, [2, 0, 0, 1], [2, -1, 1, -3], [4, 2]), combiner="sum"
+    "safe, integers, mean": lambda tf: safe(tf, INTEGERS, _sparse(tf, [0], [1], [4, 2])),
+    "safe, integers, max_norm": lambda tf: safe(
+        tf, INTEGERS, _sparse(tf, [0], [1], [4, 2]), combiner="sum", max_norm=1.0
     ),
-    "safe, integers, shards, default": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        [INTEGERS, INTEGERS + 100], _sparse(tf, [0, 0, 1], [5, 1, -3], [4, 2]), combiner="sum", default_id=3
+    "safe, integers, weights": lambda tf: safe(
+        tf, INTEGERS, _sparse(tf, [0], [1], [4, 2]), _sparse(tf, [0], [1], [4, 2], "int32"), combiner="sum"
     ),
-    "safe, integers, mean": lambda tf: tf.nn.safe_embedding_lookup_sparse(INTEGERS, _sparse(tf, [0], [1], [4, 2])),
-    "safe, integers, max_norm": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        INTEGERS, _sparse(tf, [0], [1], [4, 2]), combiner="sum", max_norm=1.0
-    ),
-    "safe, integers, weights": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        INTEGERS, _sparse(tf, [0], [1], [4, 2]), _sparse(tf, [0], [1], [4, 2], "int32"), combiner="sum"
-    ),
-    "safe, integers, too large id": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        INTEGERS, _sparse(tf, [0], [3], [4, 2]), combiner="sum"
-    ),
-    "safe, column beyond": lambda tf: tf.nn.safe_embedding_lookup_sparse(TABLE, _sparse(tf, [[0, 7]], [0], [2, 2])),
-    "safe, it carries over": lambda tf: tf.nn.safe_embedding_lookup_sparse(
-        TABLE, _sparse(tf, [[0, 0, 3]], [0], [2, 2, 2])
-    ),
-    "safe, row beyond": lambda tf: tf.nn.safe_embedding_lookup_sparse(TABLE, _sparse(tf, [2], [0], [2, 2])),
+    "safe, integers, too large id": lambda tf: safe(tf, INTEGERS, _sparse(tf, [0], [3], [4, 2]), combiner="sum"),
+    "safe, column beyond": lambda tf: safe(tf, TABLE, _sparse(tf, [[0, 7]], [0], [2, 2])),
+    "safe, it carries over": lambda tf: safe(tf, TABLE, _sparse(tf, [[0, 0, 3]], [0], [2, 2, 2])),
+    "safe, row beyond": lambda tf: safe(tf, TABLE, _sparse(tf, [2], [0], [2, 2])),
 }
 
 

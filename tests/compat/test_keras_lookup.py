@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from kinds import saved
 
 from torchsparse_rec.compat import keras as ours
 from torchsparse_rec.compat.tensorflow import RaggedTensor, SparseTensor
@@ -23,10 +23,6 @@ def keras(tensorflow: Any) -> Any:
     import keras
 
     return keras
-
-
-def bytes_of(x: Any) -> Any:
-    return np.vectorize(lambda word: word.encode(), otypes=[object])(x)
 
 
 @pytest.mark.tensorflow
@@ -135,11 +131,8 @@ def test_a_file_is_read_as_tensorflow_reads_it(tmp_path: Any) -> None:
 def test_what_adapt_found_is_state() -> None:
     layer = ours.StringLookup(output_mode="tf_idf")
     layer.adapt([[b"a", b"\xff"], [b"a", b"b"]])
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
     fresh = ours.StringLookup(output_mode="tf_idf")
-    fresh.load_state_dict(torch.load(file, weights_only=True))
+    fresh.load_state_dict(saved(layer.state_dict(), weights_only=True))
     assert torch.equal(fresh([["a", "q"]]), layer([["a", "q"]])) and fresh.vocabulary_size() == 4
     fresh.load_state_dict(ours.StringLookup(output_mode="tf_idf").state_dict())
     with pytest.raises(ValueError, match="vocabulary must be given, or found by adapt"):

@@ -1,11 +1,11 @@
 """compat.tensorflow.optimizers without TensorFlow: as torch optimizers, LazyAdam, state, arguments."""
 
 import copy
-import io
 
 import numpy as np
 import pytest
 import torch
+from kinds import saved
 
 from torchsparse_rec.compat import keras as compat_keras
 from torchsparse_rec.compat import tensorflow as tf
@@ -76,12 +76,10 @@ def test_a_state_dict_goes_on(kind):
     ours = parameters()
     optimizer = made(kind, ours)
     train(optimizer, ours, 1, 3)
-    kept = io.BytesIO()
-    torch.save(optimizer.state_dict(), kept)
+    kept = saved(optimizer.state_dict(), weights_only=True)
     others = [torch.nn.Parameter(p.detach().clone()) for p in ours]
     other = made(kind, others)
-    kept.seek(0)
-    other.load_state_dict(torch.load(kept, weights_only=True))
+    other.load_state_dict(kept)
     copied, parts = copy.deepcopy((optimizer, ours))
     for each, tables in ((optimizer, ours), (other, others), (copied, parts)):
         train(each, tables, 2)

@@ -51,6 +51,10 @@ def matrix(tf: Any, rows: int = 2) -> Any:
     return sparse(tf, [[1, 0], [0, 2], [1, 0]], np.array([2.0, 3.0, 4.0], np.float32), [rows, 3])
 
 
+def matmul(tf: Any, *arguments: Any) -> Any:
+    return tf.sparse.sparse_dense_matmul(*arguments)
+
+
 COUNTED = np.array([[1, 1, 3], [0, 7, 7]], dtype=np.int32)
 DENSE = np.arange(12.0, dtype=np.float32).reshape(3, 4)
 
@@ -106,27 +110,23 @@ PROGRAMS: dict[str, Program] = {
     "bincount_nothing": lambda tf: tf.sparse.bincount(np.zeros((2, 0), np.int64), axis=-1),
     "bincount_most_0": lambda tf: tf.sparse.bincount(COUNTED, maxlength=0),
     "bincount_most_negative": lambda tf: tf.sparse.bincount(COUNTED, maxlength=-3),
-    "matmul": lambda tf: tf.sparse.sparse_dense_matmul(matrix(tf), DENSE),
-    "matmul_adjoints": lambda tf: tf.sparse.sparse_dense_matmul(
-        matrix(tf), constant(tf, DENSE[:2].T.copy()), True, True
+    "matmul": lambda tf: matmul(tf, matrix(tf), DENSE),
+    "matmul_adjoints": lambda tf: matmul(tf, matrix(tf), constant(tf, DENSE[:2].T.copy()), True, True),
+    "matmul_of_a_sparse_right": lambda tf: matmul(tf, constant(tf, DENSE.T.copy()), matrix(tf, 3)),
+    "matmul_sparse_right_adjoint": lambda tf: matmul(tf, constant(tf, DENSE), matrix(tf, 3), True, False),
+    "matmul_sparse_right_transposed": lambda tf: matmul(
+        tf, constant(tf, DENSE[:, :2].copy()), matrix(tf, 3), False, True
     ),
-    "matmul_of_a_sparse_right": lambda tf: tf.sparse.sparse_dense_matmul(constant(tf, DENSE.T.copy()), matrix(tf, 3)),
-    "matmul_sparse_right_adjoint": lambda tf: tf.sparse.sparse_dense_matmul(
-        constant(tf, DENSE), matrix(tf, 3), True, False
+    "matmul_complex": lambda tf: matmul(
+        tf, sparse(tf, [[0, 1]], np.array([1j]), [2, 2]), np.array([[1.0 + 1j], [2.0 - 1j]]), True
     ),
-    "matmul_sparse_right_transposed": lambda tf: tf.sparse.sparse_dense_matmul(
-        constant(tf, DENSE[:, :2].copy()), matrix(tf, 3), False, True
+    "matmul_integers": lambda tf: matmul(
+        tf, sparse(tf, [[0, 1], [0, 1]], np.array([3, 4], np.int32), [2, 2]), np.array([[1], [2]], np.int32)
     ),
-    "matmul_complex": lambda tf: tf.sparse.sparse_dense_matmul(
-        sparse(tf, [[0, 1]], np.array([1j]), [2, 2]), np.array([[1.0 + 1j], [2.0 - 1j]]), True
-    ),
-    "matmul_integers": lambda tf: tf.sparse.sparse_dense_matmul(
-        sparse(tf, [[0, 1], [0, 1]], np.array([3, 4], np.int32), [2, 2]), np.array([[1], [2]], np.int32)
-    ),
-    "matmul_other_dtypes": lambda tf: tf.sparse.sparse_dense_matmul(matrix(tf), DENSE.astype(np.float64)),
-    "matmul_other_sizes": lambda tf: tf.sparse.sparse_dense_matmul(matrix(tf), DENSE[:2]),
-    "matmul_index_beyond": lambda tf: tf.sparse.sparse_dense_matmul(sparse(tf, [[0, 3]], [1.0], [2, 3]), DENSE),
-    "matmul_dense": lambda tf: tf.sparse.sparse_dense_matmul(constant(tf, DENSE), constant(tf, DENSE)),
+    "matmul_other_dtypes": lambda tf: matmul(tf, matrix(tf), DENSE.astype(np.float64)),
+    "matmul_other_sizes": lambda tf: matmul(tf, matrix(tf), DENSE[:2]),
+    "matmul_index_beyond": lambda tf: matmul(tf, sparse(tf, [[0, 3]], [1.0], [2, 3]), DENSE),
+    "matmul_dense": lambda tf: matmul(tf, constant(tf, DENSE), constant(tf, DENSE)),
     "cross": lambda tf: tf.ragged.cross([ragged_words(tf), tf.constant(WORDS) if hasattr(tf, "constant") else WORDS]),
     "cross_of_kinds": lambda tf: tf.ragged.cross([dense(tf), ragged_words(tf), numbers_of_three_rows(tf)]),
     "cross_of_floats": lambda tf: tf.ragged.cross([ragged_words(tf), rows_of_floats(tf)]),

@@ -312,10 +312,10 @@ def test_partitions_that_are_refused(tmp_path):
     assert "must have the shape of 'tables.users.weight', [11, 3], got [10, 3]" in message([5, 5])
 
 
-MEMORY = """
+# A function that returns how many megabytes more a call takes at its peak.
+MOST = """
 import sys, threading, torch
 from torchsparse_rec import nn, optim
-from torchsparse_rec.compat.tensorflow import load_tables, save_tables
 
 def anonymous():
     with open("/proc/self/status") as file:
@@ -333,6 +333,11 @@ def most(call, *args, **kwargs):
     done.set()
     thread.join()
     return max(peak) - before
+"""
+MEMORY = (
+    MOST
+    + """
+from torchsparse_rec.compat.tensorflow import load_tables, save_tables
 
 rows, folder = int(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
@@ -349,6 +354,7 @@ print("load", most(load_tables, folder + "/model", other, optimizer=its) - 2 * t
 assert torch.equal(other["users"].weight, model["users"].weight)
 assert all(torch.equal(its.state[other["users"].weight][name], x) for name, x in state.items())
 """
+)
 
 
 def test_memory(tmp_path):

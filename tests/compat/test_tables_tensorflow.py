@@ -10,7 +10,8 @@ from torchsparse_rec import nn, optim
 from torchsparse_rec.compat.tensorflow import load_tables, save_tables
 from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
 
-ROWS, WIDTH = 11, 3
+from .test_tables import ROWS, WIDTH, Model
+
 # Keras saves its variables by numpy's old protocol.
 KERAS_WARNS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 # TensorFlow's optimizer in tf.compat.v1.train with its arguments, and ours. Rows without gradient stay in all but Adam.
@@ -44,16 +45,6 @@ KERAS = {
     ),
     "SGD": ("SGD", {"momentum": 0.9}, optim.SGD, {"momentum": 0.9}),
 }
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tables = torch.nn.ModuleDict({"users": nn.Embedding(ROWS, WIDTH, grad_mode="sparse")})
-
-    @property
-    def weight(self):
-        return self.tables["users"].weight
 
 
 def batch(seed):

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torchsparse_rec import KeyedJaggedTensor, nn, optim, serving
 from torchsparse_rec.compat.torchrec import load_tables
 
+from .test_tables import MOST
+
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "torchrec"
 ROWS, DIM = {"t_user": 23, "t_item": 14, "t_cart": 17}, 8
 KEYS = ["user", "item", "cart"]
@@ -286,15 +288,12 @@ def test_checksums_may_be_left_out(tmp_path):
     assert torch.equal(ours, WEIGHT)
 
 
-MEMORY = """
-import sys, threading, warnings, torch
+MEMORY = (
+    MOST
+    + """
+import warnings
 import torch.distributed.checkpoint as dcp
-from torchsparse_rec import nn, optim
 from torchsparse_rec.compat.torchrec import load_tables
-
-def anonymous():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) // 1024
 
 rows, folder = int(sys.argv[1]), sys.argv[2]
 table, name = rows * 64 * 4 // 2**20, "users.weight"
@@ -304,21 +303,11 @@ dcp.save({name: weight, "state": {name: {"users.momentum1": sums}}}, checkpoint_
 model = torch.nn.ModuleDict({"users": torch.nn.Embedding(1, 64)})
 model["users"].weight = torch.nn.Parameter(torch.zeros(rows, 64))
 optimizer = optim.Adagrad(model.parameters())
-before, peak, done = anonymous(), [], threading.Event()
-
-def watch():
-    while not done.wait(0.001):
-        peak.append(anonymous())
-
-thread = threading.Thread(target=watch)
-thread.start()
-load_tables(folder, model, optimizer=optimizer)
-done.set()
-thread.join()
-print(max(peak) - before - 2 * table)
+print(most(load_tables, folder, model, optimizer=optimizer) - 2 * table)
 assert torch.equal(model["users"].weight, weight)
 assert torch.equal(optimizer.state[model["users"].weight]["sum"], sums)
 """
+)
 
 
 def test_memory(tmp_path):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
 import pytest
 import torch
 from features.cases import assert_same, rows_of
+from kinds import saved
 
 from torchsparse_rec import features
 from torchsparse_rec.features import FeatureTransform
 
+vocabulary = features.categorical_column_with_vocabulary_list
+
 
 def adaptable() -> FeatureTransform:
-    word = features.categorical_column_with_vocabulary_list("word", num_oov_buckets=1, max_tokens=3)
-    number = features.categorical_column_with_vocabulary_list("number", dtype="int64")
+    word = vocabulary("word", num_oov_buckets=1, max_tokens=3)
+    number = vocabulary("number", dtype="int64")
     return FeatureTransform(
         [
             features.embedding_column(word, 2),
@@ -61,11 +63,8 @@ def test_what_adapt_found_is_state():
     transform = adaptable().adapt(stream())
     batch = next(stream())
     expected = transform(batch)
-    file = io.BytesIO()
-    torch.save(transform.state_dict(), file)
-    file.seek(0)
     fresh = adaptable()
-    fresh.load_state_dict(torch.load(file, weights_only=True))
+    fresh.load_state_dict(saved(transform.state_dict(), weights_only=True))
     assert fresh.columns == transform.columns
     batch["y"] = torch.ones(5, 2)
     assert_same(fresh(batch), transform(batch))
@@ -83,7 +82,7 @@ def test_adapting_again_changes_nothing():
 
 
 def test_words_that_are_no_text_are_found_and_written():
-    transform = FeatureTransform([features.categorical_column_with_vocabulary_list("x")])
+    transform = FeatureTransform([vocabulary("x")])
     transform.adapt([{"x": [b"\xff", b"a\x00", b"a\x00"]}])
     assert rows_of(transform({"x": [b"\xff", b"a", b"a\x00"]}).sparse, "x") == [[1], [], [0]]
     twin = FeatureTransform.from_config(json.loads(json.dumps(transform.to_config())))
@@ -93,19 +92,11 @@ def test_words_that_are_no_text_are_found_and_written():
 @pytest.mark.parametrize(
     ("column", "batches", "message"),
     [
-        (features.categorical_column_with_vocabulary_list("x"), [], "batches must hold a batch, got none"),
-        (
-            features.categorical_column_with_vocabulary_list("x"),
-            [{"x": ["", ""]}],
-            "column 'x': adapt.* must see a word",
-        ),
-        (
-            features.categorical_column_with_vocabulary_list("x"),
-            [{"x": [1]}],
-            "column 'x': must hold strings, got integers",
-        ),
-        (features.categorical_column_with_vocabulary_list("x"), [{"x": ["a", "b", "c"]}], "at most max_distinct=2"),
-        (features.categorical_column_with_vocabulary_list("x"), [{"y": [1]}], "none named 'x'"),
+        (vocabulary("x"), [], "batches must hold a batch, got none"),
+        (vocabulary("x"), [{"x": ["", ""]}], "column 'x': adapt.* must see a word"),
+        (vocabulary("x"), [{"x": [1]}], "column 'x': must hold strings, got integers"),
+        (vocabulary("x"), [{"x": ["a", "b", "c"]}], "at most max_distinct=2"),
+        (vocabulary("x"), [{"y": [1]}], "none named 'x'"),
         (features.numeric_column("x", normalizer_fn=features.Standardize()), [{"x": [float("nan")]}], "see a number"),
         (
             features.numeric_column("x", normalizer_fn=features.Standardize()),
@@ -135,7 +126,7 @@ def test_adapt_refuses_several_dimensions_before_it_reads():
 
 
 def test_marks_are_words_where_they_are_not_missing():
-    column = features.categorical_column_with_vocabulary_list("x", dtype="int64")
+    column = vocabulary("x", dtype="int64")
     batch = {"x": torch.tensor([-1, -1, 3])}
     transform = FeatureTransform([column], drop_missing=False).adapt([batch])
     assert transform.columns[0].vocabulary_list == (-1, 3)

@@ -12,9 +12,21 @@ from torchsparse_rec import JaggedTensor, features
 from torchsparse_rec.features import FeatureTransform
 from torchsparse_rec.nn import EmbeddingBagCollection
 
-IDENTITY = features.categorical_column_with_identity("x", 10)
-HASHED = features.categorical_column_with_hash_bucket("x", 10)
-NUMBER = features.numeric_column("x")
+identity = features.categorical_column_with_identity
+hashed = features.categorical_column_with_hash_bucket
+listed = features.categorical_column_with_vocabulary_list
+bucketized = features.bucketized_column
+numeric = features.numeric_column
+from_config = features.column_from_config
+embedded = features.embedding_column
+crossed = features.crossed_column
+indicator = features.indicator_column
+in_file = features.categorical_column_with_vocabulary_file
+
+SHAPE = "default_value must be numbers of the column's shape (1,), got "
+IDENTITY = identity("x", 10)
+HASHED = hashed("x", 10)
+NUMBER = numeric("x")
 WEIGHTED = features.weighted_categorical_column(IDENTITY, "w")
 SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
 
@@ -22,25 +34,16 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: features.numeric_column(3), "key must be a string that is not empty, got 3"),
-        (lambda: features.numeric_column(""), "key must be a string that is not empty, got ''"),
-        (lambda: features.numeric_column("x", shape=0), "column 'x': shape must be an integer of at least 1, got 0"),
-        (lambda: features.numeric_column("x", shape=(2.5,)), "shape must be an integer of at least 1, got 2.5"),
-        (lambda: features.numeric_column("x", dtype="string"), "dtype must be an integer or a float, got 'string'"),
-        (lambda: features.numeric_column("x", dtype="complex64"), "dtype must be 'string', an integer or a float"),
-        (
-            lambda: features.numeric_column("x", default_value=[1.0, 2.0]),
-            r"default_value must be numbers of the column's shape (1,), got [1.0, 2.0]",
-        ),
-        (
-            lambda: features.numeric_column("x", default_value=["a"]),
-            r"default_value must be numbers of the column's shape (1,), got ['a']",
-        ),
-        (
-            lambda: features.numeric_column("x", default_value=0.5, dtype="int64"),
-            "default_value must be of the dtype int64",
-        ),
-        (lambda: features.numeric_column("x", normalizer_fn=3), "normalizer_fn must be callable, or the configuration"),
+        (lambda: numeric(3), "key must be a string that is not empty, got 3"),
+        (lambda: numeric(""), "key must be a string that is not empty, got ''"),
+        (lambda: numeric("x", shape=0), "column 'x': shape must be an integer of at least 1, got 0"),
+        (lambda: numeric("x", shape=(2.5,)), "shape must be an integer of at least 1, got 2.5"),
+        (lambda: numeric("x", dtype="string"), "dtype must be an integer or a float, got 'string'"),
+        (lambda: numeric("x", dtype="complex64"), "dtype must be 'string', an integer or a float"),
+        (lambda: numeric("x", default_value=[1.0, 2.0]), SHAPE + "[1.0, 2.0]"),
+        (lambda: numeric("x", default_value=["a"]), SHAPE + "['a']"),
+        (lambda: numeric("x", default_value=0.5, dtype="int64"), "default_value must be of the dtype int64"),
+        (lambda: numeric("x", normalizer_fn=3), "normalizer_fn must be callable, or the configuration"),
         (lambda: features.Standardize(1.0), "mean and variance must both be given"),
         (lambda: features.Standardize([1.0] * 3, [1.0] * 2), "mean and variance must have as many numbers"),
         (lambda: features.Standardize(1.0, [1.0, -1.0]), "Standardize: variance must be a number or numbers that are"),
@@ -50,145 +53,98 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
             "column 'x': normalizer_fn must have its mean and variance, got Standardize(mean=None",
         ),
         (
-            lambda: features.numeric_column("x", normalizer_fn=features.Compose((features.Standardize(),))),
+            lambda: numeric("x", normalizer_fn=features.Compose((features.Standardize(),))),
             "column 'x': normalizer_fn must have its mean and variance, got Compose(",
         ),
         (
-            lambda: features.numeric_column("x", 2, normalizer_fn=features.Standardize([1.0] * 3, [1.0] * 3)),
+            lambda: numeric("x", 2, normalizer_fn=features.Standardize([1.0] * 3, [1.0] * 3)),
             "normalizer_fn must have one mean and variance for each of the 2 elements of an example, got 3",
         ),
-        (lambda: features.bucketized_column(IDENTITY, [1.0]), "source_column must be a numeric_column"),
-        (lambda: features.bucketized_column(features.numeric_column("x", (1, 2)), [1.0]), "must have one dimension"),
-        (lambda: features.bucketized_column(NUMBER, []), "boundaries must be a list that is not empty"),
-        (lambda: features.bucketized_column(NUMBER, [2, 1]), "ascending, got 2 followed by 1 at position 1"),
-        (
-            lambda: features.bucketized_column(NUMBER, [1.0, float("nan")]),
-            "boundaries must be numbers, got nan at position 1",
-        ),
-        (lambda: features.bucketized_column(NUMBER), "either boundaries or num_bins must be given"),
-        (lambda: features.bucketized_column(NUMBER, num_bins=0), "num_bins must be an integer of at least 1, got 0"),
-        (lambda: features.bucketized_column(NUMBER, num_bins=2, epsilon=1.5), "epsilon must be in (0, 1), got 1.5"),
-        (
-            lambda: features.categorical_column_with_identity("x", 0),
-            "num_buckets must be an integer of at least 1, got 0",
-        ),
-        (
-            lambda: features.categorical_column_with_identity("x", 2**63),
-            "num_buckets must be an integer below 2 ** 63, got 9223372036854775808",
-        ),
-        (lambda: features.categorical_column_with_identity("x", 2, 2), "default_value must be in [0, 2), got 2"),
-        (
-            lambda: features.categorical_column_with_identity("x", 2, -1),
-            "default_value must be an integer of at least 0",
-        ),
-        (lambda: features.categorical_column_with_hash_bucket("x", None), "hash_bucket_size must be an integer"),
-        (lambda: features.categorical_column_with_hash_bucket("x", 2**63), "hash_bucket_size must be an integer"),
-        (
-            lambda: features.categorical_column_with_hash_bucket("x", 2, torch.float32),
-            "dtype must be 'string' or an integer",
-        ),
-        (lambda: features.categorical_column_with_vocabulary_list("x", []), "vocabulary_list must not be empty"),
-        (lambda: features.categorical_column_with_vocabulary_list("x", ["a", 1]), "and not both, got 1 at position 1"),
-        (lambda: features.categorical_column_with_vocabulary_list("x", [1, 2, 1]), "got 1 at positions 0 and 2"),
-        (lambda: features.categorical_column_with_vocabulary_list("x", ["a", b"a"]), "got 'a' at positions 0 and 1"),
-        (lambda: features.categorical_column_with_vocabulary_list("x", [2**63]), "must hold integers of 64 bits"),
-        (lambda: features.categorical_column_with_vocabulary_list("x", ["\ud800"]), "strings that can be encoded"),
-        (
-            lambda: features.categorical_column_with_vocabulary_list("x", ["a"], "int64"),
-            "dtype must be that of vocabulary",
-        ),
-        (
-            lambda: features.categorical_column_with_vocabulary_list("x", ["a"], None, 1, 1),
-            "must not both be given, got 1",
-        ),
-        (
-            lambda: features.categorical_column_with_vocabulary_list("x", ["a"], None, 1.5),
-            "must be an integer, got 1.5",
-        ),
-        (lambda: features.categorical_column_with_vocabulary_list("x", ["a"], num_oov_buckets=-1), "num_oov_buckets"),
-        (lambda: features.categorical_column_with_vocabulary_list("x", max_tokens=0), "max_tokens must be an integer"),
-        (lambda: features.categorical_column_with_vocabulary_file("x", ""), "vocabulary_file must be given"),
-        (
-            lambda: features.categorical_column_with_vocabulary_file("x", "no-file"),
-            "must be a file that can be read, got no-f",
-        ),
-        (
-            lambda: features.categorical_column_with_vocabulary_file("x", "f", 1, file_format="tfrecord_gzip"),
-            "file_format",
-        ),
-        (lambda: features.crossed_column(["a"], 5), "keys must be a list of at least two, got ['a']"),
-        (lambda: features.crossed_column("ab", 5), "keys must be a list of at least two, got 'ab'"),
-        (lambda: features.crossed_column(["a", 3], 5), "features' names or categorical columns, got 3 at position 1"),
-        (lambda: features.crossed_column(["a", HASHED], 5), "keys must not be hashed already"),
-        (lambda: features.crossed_column(["a", WEIGHTED], 5), "keys must not be weighted or sequences"),
-        (lambda: features.crossed_column(["a", "b"], 0), "column 'a_X_b': hash_bucket_size must be an integer"),
-        (lambda: features.crossed_column(["a", "b"], 1, 2**64), "hash_key must be an integer of 64 bits"),
+        (lambda: bucketized(IDENTITY, [1.0]), "source_column must be a numeric_column"),
+        (lambda: bucketized(numeric("x", (1, 2)), [1.0]), "must have one dimension"),
+        (lambda: bucketized(NUMBER, []), "boundaries must be a list that is not empty"),
+        (lambda: bucketized(NUMBER, [2, 1]), "ascending, got 2 followed by 1 at position 1"),
+        (lambda: bucketized(NUMBER, [1.0, float("nan")]), "boundaries must be numbers, got nan at position 1"),
+        (lambda: bucketized(NUMBER), "either boundaries or num_bins must be given"),
+        (lambda: bucketized(NUMBER, num_bins=0), "num_bins must be an integer of at least 1, got 0"),
+        (lambda: bucketized(NUMBER, num_bins=2, epsilon=1.5), "epsilon must be in (0, 1), got 1.5"),
+        (lambda: identity("x", 0), "num_buckets must be an integer of at least 1, got 0"),
+        (lambda: identity("x", 2**63), "num_buckets must be an integer below 2 ** 63, got 9223372036854775808"),
+        (lambda: identity("x", 2, 2), "default_value must be in [0, 2), got 2"),
+        (lambda: identity("x", 2, -1), "default_value must be an integer of at least 0"),
+        (lambda: hashed("x", None), "hash_bucket_size must be an integer"),
+        (lambda: hashed("x", 2**63), "hash_bucket_size must be an integer"),
+        (lambda: hashed("x", 2, torch.float32), "dtype must be 'string' or an integer"),
+        (lambda: listed("x", []), "vocabulary_list must not be empty"),
+        (lambda: listed("x", ["a", 1]), "and not both, got 1 at position 1"),
+        (lambda: listed("x", [1, 2, 1]), "got 1 at positions 0 and 2"),
+        (lambda: listed("x", ["a", b"a"]), "got 'a' at positions 0 and 1"),
+        (lambda: listed("x", [2**63]), "must hold integers of 64 bits"),
+        (lambda: listed("x", ["\ud800"]), "strings that can be encoded"),
+        (lambda: listed("x", ["a"], "int64"), "dtype must be that of vocabulary"),
+        (lambda: listed("x", ["a"], None, 1, 1), "must not both be given, got 1"),
+        (lambda: listed("x", ["a"], None, 1.5), "must be an integer, got 1.5"),
+        (lambda: listed("x", ["a"], num_oov_buckets=-1), "num_oov_buckets"),
+        (lambda: listed("x", max_tokens=0), "max_tokens must be an integer"),
+        (lambda: in_file("x", ""), "vocabulary_file must be given"),
+        (lambda: in_file("x", "no-file"), "must be a file that can be read, got no-f"),
+        (lambda: in_file("x", "f", 1, file_format="tfrecord_gzip"), "file_format"),
+        (lambda: crossed(["a"], 5), "keys must be a list of at least two, got ['a']"),
+        (lambda: crossed("ab", 5), "keys must be a list of at least two, got 'ab'"),
+        (lambda: crossed(["a", 3], 5), "features' names or categorical columns, got 3 at position 1"),
+        (lambda: crossed(["a", HASHED], 5), "keys must not be hashed already"),
+        (lambda: crossed(["a", WEIGHTED], 5), "keys must not be weighted or sequences"),
+        (lambda: crossed(["a", "b"], 0), "column 'a_X_b': hash_bucket_size must be an integer"),
+        (lambda: crossed(["a", "b"], 1, 2**64), "hash_key must be an integer of 64 bits"),
         (lambda: features.weighted_categorical_column(NUMBER, "w"), "must be a categorical column, got NumericColumn"),
         (lambda: features.weighted_categorical_column(WEIGHTED, "w"), "must not be weighted or a sequence"),
         (lambda: features.weighted_categorical_column(IDENTITY, "w", "string"), "dtype must be a number's"),
-        (
-            lambda: features.indicator_column(5),
-            "indicator_column: categorical_column must be a categorical column, got 5",
-        ),
+        (lambda: indicator(5), "indicator_column: categorical_column must be a categorical column, got 5"),
         (lambda: features.SequenceCategoricalColumn(WEIGHTED), "must be a plain one"),
-        (
-            lambda: features.embedding_column(IDENTITY, 0),
-            "column 'x': dimension must be an integer of at least 1, got 0",
-        ),
-        (lambda: features.embedding_column(IDENTITY, 2, "max"), "combiner must be one of ('mean', 'sum', 'sqrtn')"),
-        (lambda: features.embedding_column(IDENTITY, 2, max_norm=0.0), "max_norm must be above 0, got 0.0"),
-        (lambda: features.embedding_column(IDENTITY, 2, initializer=1.0), "initializer must be callable"),
+        (lambda: embedded(IDENTITY, 0), "column 'x': dimension must be an integer of at least 1, got 0"),
+        (lambda: embedded(IDENTITY, 2, "max"), "combiner must be one of ('mean', 'sum', 'sqrtn')"),
+        (lambda: embedded(IDENTITY, 2, max_norm=0.0), "max_norm must be above 0, got 0.0"),
+        (lambda: embedded(IDENTITY, 2, initializer=1.0), "initializer must be callable"),
         (lambda: features.shared_embeddings([], 2), "categorical_columns must hold a column, got none"),
         (lambda: features.shared_embeddings([IDENTITY, HASHED], 2), "must be of one kind with the same num_buckets"),
-        (lambda: features.column_from_config({"class_name": "X", "config": {}}), "class_name must be one of"),
+        (lambda: from_config({"class_name": "X", "config": {}}), "class_name must be one of"),
+        (lambda: bucketized(NUMBER, [float("nan")]), "boundaries must be numbers, got nan at position 0"),
+        (lambda: bucketized(NUMBER, ["a", "b"]), "boundaries must be numbers, got 'a' at position 0"),
+        (lambda: bucketized(NUMBER, num_bins=2, epsilon="a"), "epsilon must be in (0, 1), got 'a'"),
+        (lambda: crossed(["a", "b"], 1, "k"), "hash_key must be an integer of 64 bits, got 'k'"),
+        (lambda: embedded(IDENTITY, 2, max_norm="a"), "max_norm must be above 0, got 'a'"),
         (
-            lambda: features.bucketized_column(NUMBER, [float("nan")]),
-            "boundaries must be numbers, got nan at position 0",
-        ),
-        (lambda: features.bucketized_column(NUMBER, ["a", "b"]), "boundaries must be numbers, got 'a' at position 0"),
-        (lambda: features.bucketized_column(NUMBER, num_bins=2, epsilon="a"), "epsilon must be in (0, 1), got 'a'"),
-        (lambda: features.crossed_column(["a", "b"], 1, "k"), "hash_key must be an integer of 64 bits, got 'k'"),
-        (lambda: features.embedding_column(IDENTITY, 2, max_norm="a"), "max_norm must be above 0, got 'a'"),
-        (
-            lambda: features.shared_embeddings(
-                [features.categorical_column_with_vocabulary_list(key) for key in "ab"], 2
-            ),
+            lambda: features.shared_embeddings([listed(key) for key in "ab"], 2),
             "shared_embeddings: categorical_columns must be complete, got VocabularyList",
         ),
-        (lambda: features.column_from_config([1]), "config must be a dict of class_name and config, got [1]"),
+        (lambda: from_config([1]), "config must be a dict of class_name and config, got [1]"),
+        (lambda: from_config({"class_name": "NumericColumn", "x": 1}), "config must be a dict of class_n"),
+        (lambda: from_config({"config": {}, "x": 1}), "config must be a dict of class_name and config"),
+        (lambda: from_config({"class_name": [1], "config": {}}), "class_name must be one of ['Bucketiz"),
+        (lambda: from_config({"class_name": "LeafColumn", "config": {}}), "got 'LeafColumn'"),
+        (lambda: from_config({"class_name": "Column", "config": {}}), "got 'Column'"),
         (
-            lambda: features.column_from_config({"class_name": "NumericColumn", "x": 1}),
-            "config must be a dict of class_n",
-        ),
-        (lambda: features.column_from_config({"config": {}, "x": 1}), "config must be a dict of class_name and config"),
-        (
-            lambda: features.column_from_config({"class_name": [1], "config": {}}),
-            "class_name must be one of ['Bucketiz",
-        ),
-        (lambda: features.column_from_config({"class_name": "LeafColumn", "config": {}}), "got 'LeafColumn'"),
-        (lambda: features.column_from_config({"class_name": "Column", "config": {}}), "got 'Column'"),
-        (
-            lambda: features.column_from_config({"class_name": "NumericColumn", "config": [1]}),
+            lambda: from_config({"class_name": "NumericColumn", "config": [1]}),
             "NumericColumn: config must be a dict of its fields, got [1]",
         ),
         (
-            lambda: features.column_from_config({"class_name": "NumericColumn", "config": {}}),
+            lambda: from_config({"class_name": "NumericColumn", "config": {}}),
             "NumericColumn: a configuration must have the field 'key', got {}",
         ),
         (
-            lambda: features.numeric_column("x", normalizer_fn={"class_name": "Log", "config": {"x": 1}}),
+            lambda: numeric("x", normalizer_fn={"class_name": "Log", "config": {"x": 1}}),
             "normalizer_fn: a configuration must have the arguments of its class",
         ),
         (
-            lambda: features.numeric_column("x", normalizer_fn={"class_name": "Log"}),
+            lambda: numeric("x", normalizer_fn={"class_name": "Log"}),
             "normalizer_fn must be callable, or the configuration of one of",
         ),
         (
-            lambda: features.column_from_config({"class_name": "NumericColumn", "config": {"key": "x", "size": 1}}),
+            lambda: from_config({"class_name": "NumericColumn", "config": {"key": "x", "size": 1}}),
             "NumericColumn: a configuration must have the fields",
         ),
         (
-            lambda: features.numeric_column("x", normalizer_fn=abs).to_config(),
+            lambda: numeric("x", normalizer_fn=abs).to_config(),
             "NumericColumn 'x': normalizer_fn must have a to_config()",
         ),
         (lambda: features.Compose((abs,)).to_config(), "Compose: normalizers must have a to_config()"),
@@ -222,11 +178,7 @@ def test_columns_refuse(make, message):
         ([IDENTITY], {"x": torch.zeros(2, 2).to_sparse()}, "must be strided numbers"),
         ([IDENTITY], {"x": np.zeros((1, 1, 1))}, "must be of shape [B] or [B, k], got one of shape [1, 1, 1]"),
         ([IDENTITY], {"x": np.zeros(())}, "an array must have shape [B] or [B, k], got []"),
-        (
-            [features.numeric_column("x", (2, 2))],
-            {"x": torch.zeros(1, 4, 1)},
-            "4 numbers per example, got numbers of shape [4, 1]",
-        ),
+        ([numeric("x", (2, 2))], {"x": torch.zeros(1, 4, 1)}, "4 numbers per example, got numbers of shape [4, 1]"),
         ([IDENTITY], {"x": np.zeros(1, np.complex64)}, "must hold numbers or strings, got numpy complex64"),
         ([IDENTITY], {"x": [1, "a"]}, "column 'x': must hold numbers or strings, and not both, got 'a' at position 1"),
         ([HASHED], {"x": ["a", 1]}, "must hold str or bytes that can be encoded, got 1 at position 1"),
@@ -259,7 +211,7 @@ def test_columns_refuse(make, message):
             "column 'x': offsets must be a vector of int32 or int64",
         ),
         (
-            [features.numeric_column("x", 2)],
+            [numeric("x", 2)],
             {"x": JaggedTensor(torch.zeros(5), offsets=torch.tensor([0, 2, 4]))},
             "column 'x': must hold 2 numbers per example, got 5 for 2 examples",
         ),
@@ -270,22 +222,18 @@ def test_columns_refuse(make, message):
         ),
         ([IDENTITY], {"x": JaggedTensor(torch.zeros(2, 2), lengths=torch.tensor([2]))}, "values must have rank 1"),
         (
-            [IDENTITY, features.numeric_column("y")],
+            [IDENTITY, numeric("y")],
             {"x": [1, 2], "y": [1.0]},
             "columns must have the same number of examples, got 2 in 'x' and 1 in 'y'",
         ),
-        (
-            [features.crossed_column(["x", "y"], 5)],
-            {"x": ["a"], "y": [0.5]},
-            "'y' must hold strings or integers, got floats",
-        ),
+        ([crossed(["x", "y"], 5)], {"x": ["a"], "y": [0.5]}, "'y' must hold strings or integers, got floats"),
         (
             [IDENTITY],
             {"x": JaggedTensor(torch.tensor([1]), torch.tensor([0.5]), lengths=torch.tensor([1]))},
             "column 'x': a JaggedTensor must have no weights, got some",
         ),
         (
-            [features.numeric_column("x", normalizer_fn=lambda x: x[:, :0])],
+            [numeric("x", normalizer_fn=lambda x: x[:, :0])],
             {"x": [1.0]},
             "column 'x': normalizer_fn must keep the shape, got [1, 0]",
         ),
@@ -313,16 +261,12 @@ def test_pyarrow_columns_are_refused():
     [
         (
             features.shared_embeddings([IDENTITY], 2, shared_embedding_collection_name="t")
-            + features.shared_embeddings(
-                [features.categorical_column_with_identity("y", 10)], 3, shared_embedding_collection_name="t"
-            ),
+            + features.shared_embeddings([identity("y", 10)], 3, shared_embedding_collection_name="t"),
             "table 't': its columns must have the same dimension, got 2 and 3",
         ),
         (
             features.shared_embeddings([IDENTITY], 2, shared_embedding_collection_name="t")
-            + features.shared_embeddings(
-                [features.categorical_column_with_identity("y", 11)], 2, shared_embedding_collection_name="t"
-            ),
+            + features.shared_embeddings([identity("y", 11)], 2, shared_embedding_collection_name="t"),
             "table 't': its columns must have the same num_buckets, got 10 and 11",
         ),
         (
@@ -347,25 +291,25 @@ def test_columns_of_ids_without_a_table_are_named(kind):
     message = rf"columns must hold embedding_column\(column, dimension\) for tables of {kind} ids, got '{column.name}'"
     with pytest.raises(ValueError, match=message):
         getattr(transform, calls)()
-    other = features.categorical_column_with_identity("other", 5)
-    for columns in ([column, features.embedding_column(column, 2)], [column, features.numeric_column("n")]):
+    other = identity("other", 5)
+    for columns in ([column, embedded(column, 2)], [column, numeric("n")]):
         transform = FeatureTransform(columns, linear_columns=[other])
         assert len(transform.linear_bag_configs()) == 1
-    assert getattr(FeatureTransform([column, features.embedding_column(column, 2)]), calls)()[0].embedding_dim == 2
-    assert getattr(FeatureTransform([features.numeric_column("n")], linear_columns=[other]), calls)() == []
+    assert getattr(FeatureTransform([column, embedded(column, 2)]), calls)()[0].embedding_dim == 2
+    assert getattr(FeatureTransform([numeric("n")], linear_columns=[other]), calls)() == []
 
 
 def test_tables_that_only_dots_tell_apart_are_refused():
-    columns = [features.categorical_column_with_identity(key, 3) for key in ("a.b", "a_b")]
+    columns = [identity(key, 3) for key in ("a.b", "a_b")]
     message = "tables must have names that differ in more than dots, which become _, got 'a.b_"
     with pytest.raises(ValueError, match=message):
-        FeatureTransform([features.embedding_column(column, 2) for column in columns])
+        FeatureTransform([embedded(column, 2) for column in columns])
     with pytest.raises(ValueError, match=message):
         FeatureTransform([], columns)
 
 
 def test_ids_beyond_a_table_are_found_by_the_lookup():
-    transform = FeatureTransform([features.embedding_column(IDENTITY, 2)])
+    transform = FeatureTransform([embedded(IDENTITY, 2)])
     bags = EmbeddingBagCollection(transform.embedding_bag_configs())
     for wrong in (10, 2**40):
         with pytest.raises(IndexError, match=rf"must be in \[0, 10\), got {wrong}"):
@@ -388,4 +332,4 @@ def test_vocabulary_files_are_refused(tmp_path, text, arguments, message):
     file = tmp_path / "words"
     file.write_bytes(text)
     with pytest.raises(ValueError, match=message):
-        FeatureTransform([features.categorical_column_with_vocabulary_file("x", file, **arguments)])
+        FeatureTransform([in_file("x", file, **arguments)])

@@ -41,16 +41,6 @@ def test_a_null_in_one_column_leaves_the_others_in_one_call(kind, monkeypatch):
     assert [len(row) for row in rows_of(made, "c2")] == [1, 0, 0]
 
 
-def test_a_mark_in_a_merged_column_is_missing():
-    """Drop missing values from the ids that one call makes for several columns, as from one column's ids."""
-    for kind in ("hash", "identity", "default"):
-        columns = _columns(kind, 2)
-        batch = {"c0": torch.tensor([1, -1, 2]), "c1": torch.tensor([-1, 4, 5])}
-        made = FeatureTransform(columns)(batch).sparse
-        assert [len(row) for row in rows_of(made, "c0")] == [1, 0, 1], kind
-        assert [len(row) for row in rows_of(made, "c1")] == [0, 1, 1], kind
-
-
 @pytest.mark.parametrize("kind", ["hash", "identity", "default"])
 def test_rows_of_any_length_and_fixed_forms_in_one_call(kind):
     """Take -1 as a mark in fixed shapes and not in rows, also if one call makes the ids of both."""

@@ -144,35 +144,25 @@ def test_their_keyed_jagged_tensor(strides: Any) -> None:
     assert as_keyed_jagged_tensor(TheirKeyedJaggedTensor(x), ["b"]).keys() == ["b"]
 
 
-ERRORS: dict[str, tuple[type[Exception], Any, str]] = {
-    "no_mapping": (TypeError, [VALUES], "input: features must be a KeyedJaggedTensor or a mapping .*, got list"),
-    "missing": (ValueError, {"b": VALUES}, r"input: features must have every key, got none named 'a' \(key 0\)"),
-    "missing_of_kjt": (ValueError, KeyedJaggedTensor.empty(), r"got none named 'a' \(key 0\)"),
-    "list": (TypeError, {"a": [1, 2]}, r"input\['a'\]: must be a JaggedTensor, .* got list"),
-    "tuple": (TypeError, {"a": (VALUES,)}, "got a tuple of 1"),
-    "rank": (ValueError, {"a": torch.ones(2, 2, 2)}, r"must have shape \[B\] or \[B, L\], got \[2, 2, 2\]"),
+VALUE_ERRORS: dict[str, tuple[Any, str]] = {
+    "missing": ({"b": VALUES}, r"input: features must have every key, got none named 'a' \(key 0\)"),
+    "missing_of_kjt": (KeyedJaggedTensor.empty(), r"got none named 'a' \(key 0\)"),
+    "rank": ({"a": torch.ones(2, 2, 2)}, r"must have shape \[B\] or \[B, L\], got \[2, 2, 2\]"),
     "nested_rank": (
-        ValueError,
         {"a": ops.jagged_to_nested(torch.ones(5, 2), OFFSETS)},
         r"ids must have rank 1, got values of shape \[5, 2\]",
     ),
-    "jagged_rank": (
-        ValueError,
-        {"a": JaggedTensor(torch.ones(5, 2), offsets=OFFSETS)},
-        r"input\['a'\]: ids must have rank",
-    ),
-    "offsets_dtype": (
-        ValueError,
-        {"a": (VALUES, OFFSETS.float())},
-        r"input\['a'\]: offsets must be a vector of int32 or",
-    ),
-    "weights": (ValueError, {"a": (VALUES, OFFSETS, OFFSETS)}, r"input\['a'\]: weights must have one element for each"),
-    "offsets_of_bags": (ValueError, {"a": (VALUES, OFFSETS[:-1])}, "go from 0 to the number of values, 5, got 0 and 2"),
-    "triple": (
-        ValueError,
-        {"a": (torch.zeros(5, 3), VALUES, (3, 3, 3))},
-        r"got shapes \[5, 3\] and \[5\] and dense_sh",
-    ),
+    "jagged_rank": ({"a": JaggedTensor(torch.ones(5, 2), offsets=OFFSETS)}, r"input\['a'\]: ids must have rank"),
+    "offsets_dtype": ({"a": (VALUES, OFFSETS.float())}, r"input\['a'\]: offsets must be a vector of int32 or"),
+    "weights": ({"a": (VALUES, OFFSETS, OFFSETS)}, r"input\['a'\]: weights must have one element for each"),
+    "offsets_of_bags": ({"a": (VALUES, OFFSETS[:-1])}, "go from 0 to the number of values, 5, got 0 and 2"),
+    "triple": ({"a": (torch.zeros(5, 3), VALUES, (3, 3, 3))}, r"got shapes \[5, 3\] and \[5\] and dense_sh"),
+}
+ERRORS: dict[str, tuple[type[Exception], Any, str]] = {
+    **{name: (ValueError, *case) for name, case in VALUE_ERRORS.items()},
+    "no_mapping": (TypeError, [VALUES], "input: features must be a KeyedJaggedTensor or a mapping .*, got list"),
+    "list": (TypeError, {"a": [1, 2]}, r"input\['a'\]: must be a JaggedTensor, .* got list"),
+    "tuple": (TypeError, {"a": (VALUES,)}, "got a tuple of 1"),
 }
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from cuda_cases import sync_debug_mode
+from kinds import saved
 from torch.utils import _pytree
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -133,30 +135,20 @@ def order_of_features(x: KeyedJaggedTensor) -> tuple:
 @pytest.mark.parametrize("function", [order_of_features, sizes])
 def test_compiled_in_one_graph(function: Any, make: Any) -> None:
     """Compile at most twice: the second graph, with symbols for sizes, serves all sizes after the first."""
-    graphs: list[Any] = []
-
-    def count(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
+    counter = torch._dynamo.testing.CompileCounter()
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        compiled = torch.compile(function, fullgraph=True, backend=count)
+        compiled = torch.compile(function, fullgraph=True, backend=counter)
         for batch in (3, 4, 5, 2, 3):
             assert_same_trees(compiled(make(batch)), function(make(batch)))
-    assert len(graphs) == 2
+    assert counter.frame_count == 2
 
 
 def test_batch_sizes_that_vary_are_compiled_once() -> None:
-    graphs: list[Any] = []
-
-    def count(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(no_sizes, fullgraph=True, backend=count, dynamic=True)
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(no_sizes, fullgraph=True, backend=counter, dynamic=True)
     for batch in (3, 4, 5, 2):
         assert_same_trees(compiled(kjt(batch)), no_sizes(kjt(batch)))
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("function", [no_sizes, sizes])
@@ -166,10 +158,10 @@ def test_exported_with_any_batch_size(function: Any, strict: bool) -> None:
         warnings.simplefilter("ignore")  # of export's own
         dynamic = ([{0: torch.export.Dim.AUTO}] * 3,)
         program = torch.export.export(Module(function), (kjt(4),), strict=strict, dynamic_shapes=dynamic)
-        saved = io.BytesIO()
-        torch.export.save(program, saved)
-        saved.seek(0)
-        loaded = torch.export.load(saved)
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        loaded = torch.export.load(file)
     for batch in (3, 4, 5):
         for again in (program, loaded):
             x = kjt(batch)
@@ -186,10 +178,7 @@ def test_pickle_deepcopy_and_save(node: Node) -> None:
     copied = copy.deepcopy(node)
     assert_same(copied, node)
     assert copied._tensors()["values"] is not node._tensors()["values"]
-    saved = io.BytesIO()
-    torch.save(node, saved)
-    saved.seek(0)
-    assert_same(torch.load(saved, weights_only=True), node)
+    assert_same(saved(node, weights_only=True), node)
 
 
 @every_node

@@ -8,16 +8,7 @@ import torch
 import torchsparse_rec.keras as ours
 from torchsparse_rec import nn
 
-ROWS = 30
-
-
-def ids(*shape, seed=0):
-    return np.random.default_rng(seed).integers(0, ROWS, shape)
-
-
-def batches(count=5):
-    target = np.random.default_rng(3).random((count, 8, 1), dtype="float32")
-    return [((ids(8, 4, seed=k), ids(8, 2, seed=k + 99)), target[k]) for k in range(count)]
+from .cases_of_layers import ROWS, batches, ids
 
 
 def reference(table, bags, combiner, weights, mask_zero):

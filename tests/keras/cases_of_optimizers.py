@@ -97,33 +97,29 @@ def test_results_are_kerass_and_gradients_have_rows(name):
         check_same(mine, theirs)
 
 
-@pytest.mark.parametrize("case", ARGUMENTS)
-def test_arguments(case):
-    name, arguments = ARGUMENTS[case]
+def check_training(layout, name, *tolerances, **arguments):
     mine, theirs = pair(name, **arguments)
     train(mine, batches())
     train(theirs, batches())
-    assert grad_of(mine).layout is torch.sparse_coo
-    check_same(mine, theirs)
+    assert grad_of(mine).layout is layout
+    check_same(mine, theirs, *tolerances)
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_arguments(case):
+    name, arguments = ARGUMENTS[case]
+    check_training(torch.sparse_coo, name, **arguments)
 
 
 @pytest.mark.parametrize("case", DENSE)
 def test_without_a_rule_by_rows_the_gradient_is_dense(case):
     name, arguments = DENSE[case]
-    mine, theirs = pair(name, **arguments)
-    train(mine, batches())
-    train(theirs, batches())
-    assert grad_of(mine).layout is torch.strided
-    check_same(mine, theirs, 0, 0)
+    check_training(torch.strided, name, 0, 0, **arguments)
 
 
 @pytest.mark.parametrize("name", ["Adam", "RMSprop", "SGD"])
 def test_float64(name):
-    mine, theirs = pair(name, dtype="float64")
-    train(mine, batches())
-    train(theirs, batches())
-    assert grad_of(mine).layout is torch.sparse_coo
-    check_same(mine, theirs, 1e-7, 1e-9)  # Keras's learning rate is float32
+    check_training(torch.sparse_coo, name, 1e-7, 1e-9, dtype="float64")  # Keras's learning rate is float32
 
 
 def test_excluded_from_weight_decay():

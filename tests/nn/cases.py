@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -53,6 +53,23 @@ def train_step(optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], *a
     optimizer.zero_grad()
     loss(*arguments).backward()
     optimizer.step()
+
+
+def squares(module: nn.Module, *ids: Any) -> Tensor:
+    """Return the sum of the squares of what a lookup gives."""
+    rows = module(*ids)
+    return (rows if isinstance(rows, Tensor) else rows.values()).square().sum()
+
+
+def train_squares(module: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> None:
+    """Train a step on the squares of the rows of each batch."""
+    for ids in batches:
+        train_step(optimizer, squares, module, ids)
+
+
+def stored(model: nn.Module) -> nn.Parameter:
+    """Return the table's parameter as stored, without a flush, in one of the models that :func:`pair` makes."""
+    return model.table._parameters["weight"]
 
 
 def assert_same(model: Model, reference: Model, rtol: float = 2e-5) -> None:

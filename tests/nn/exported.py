@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from kinds import looked_up, table_of
+from nn.cases import train_squares
 from torch import Tensor
 
 from torchsparse_rec import optim
@@ -30,8 +31,5 @@ def trained(kind: str, grad_mode: str | None) -> tuple[Model, optim.Adam]:
     """Train a model, which leaves rows stale where its mode does so; return it and its optimizer."""
     model = Model(kind, grad_mode)
     optimizer = optim.Adam(model.parameters(), lr=0.1, in_backward=True)
-    for k in range(3):
-        optimizer.zero_grad()
-        model(torch.tensor([[k, k + 1]])).square().sum().backward()
-        optimizer.step()
+    train_squares(model, optimizer, (torch.tensor([[k, k + 1]]) for k in range(3)))
     return model, optimizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from kinds import saved
 from nn.program_sides import REFERENCES, Model, Ours, Theirs, make_ours, make_theirs, step_densely
 from nn.programs import Feature, Program, draw, lookups
 
@@ -246,10 +246,8 @@ class Run:
         """Go on with another model and optimizer, loaded from a file."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        file = io.BytesIO()
-        torch.save((self.models[0].state_dict(), self.optimizers[0].state_dict()), file)
-        file.seek(0)
-        model_state, optimizer_state = torch.load(file, weights_only=True)
+        states = self.models[0].state_dict(), self.optimizers[0].state_dict()
+        model_state, optimizer_state = saved(states, weights_only=True)
         zeros = [torch.zeros(spec.rows, spec.dim) for spec in self.program.tables]
         self.models[0] = Ours(self.program, zeros, torch.zeros(self.program.tables[0].dim, 3))
         self.models[0].load_state_dict(model_state)

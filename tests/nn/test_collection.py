@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from devices import cpu_only
+from nn.cases import squares, train_squares, train_step
 from torch import Tensor
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim
@@ -107,11 +108,9 @@ def test_fused_updates_are_those_of_single_bags_bit_for_bit() -> None:
     its = optim.Adam([p for module in modules for p in module.parameters()], lr=0.05, in_backward=True)
     for seed in range(4):
         x = batch(seed=seed)
-        optimizer.zero_grad()
+        train_step(optimizer, squares, collection, x)
         its.zero_grad()
-        collection(x).values().square().sum().backward()
         torch.cat(look_up_one_by_one(modules, tables, x), 1).square().sum().backward()
-        optimizer.step()
         its.step()
     for table, module in zip(tables, modules, strict=True):
         assert torch.equal(collection.embedding_bags[table.name].weight, module.weight), table.name
@@ -125,11 +124,8 @@ def test_dtypes_may_differ(grad_mode: str) -> None:
         config("c", 11, 2, ["h"]),
     ]
     collection = nn.EmbeddingBagCollection(tables, grad_mode=grad_mode)
-    assert [collection.embedding_bags[t.name].weight.dtype for t in tables] == [
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-    ]
+    dtypes = [collection.embedding_bags[t.name].weight.dtype for t in tables]
+    assert dtypes == [torch.float16, torch.bfloat16, torch.float32]
     optimizer = optim.SGD(collection.parameters(), lr=0.1, in_backward=True)
     modules = one_by_one(collection, grad_mode=None)
     x = batch()
@@ -181,14 +177,8 @@ def test_forms_of_features_and_those_of_other_names() -> None:
     more = KeyedJaggedTensor.concat([KeyedJaggedTensor(["z"], torch.arange(4) + 99, lengths=torch.ones(4).long()), x])
     assert torch.equal(collection(more).values(), want)
     assert torch.equal(collection({key: x[key] for key in x.keys()} | {"z": torch.arange(4)}).values(), want)
-    torchrecs = SimpleNamespace(
-        keys=x.keys,
-        values=x.values,
-        lengths=x.lengths,
-        weights_or_none=x.weights_or_none,
-        stride_per_key_per_rank=x.stride_per_key_per_rank,
-        variable_stride_per_key=x.variable_stride_per_key,
-    )
+    methods = ("keys", "values", "lengths", "weights_or_none", "stride_per_key_per_rank", "variable_stride_per_key")
+    torchrecs = SimpleNamespace(**{name: getattr(x, name) for name in methods})
     assert torch.equal(collection(torchrecs).values(), want)
     with pytest.raises(ValueError, match="none named 'f'"):
         collection(KeyedJaggedTensor(["g"], torch.tensor([1]), lengths=torch.tensor([1])))
@@ -282,17 +272,13 @@ def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
 def test_copies_train_on_by_themselves(grad_mode: str) -> None:
     collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
     optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=True)
-    for seed in range(3):
-        optimizer.zero_grad()
-        collection(batch(seed=seed)).values().square().sum().backward()
-        optimizer.step()
+    train_squares(collection, optimizer, (batch(seed=seed) for seed in range(3)))
     for copied in (copy.deepcopy(collection), pickle.loads(pickle.dumps(collection))):
         before = {name: value.clone() for name, value in collection.state_dict().items()}
         for name, value in copied.state_dict().items():
             assert torch.equal(value, before[name])
         its = optim.Adam(copied.parameters(), lr=0.1, in_backward=True)
-        copied(batch(seed=9)).values().square().sum().backward()
-        its.step()
+        train_squares(copied, its, [batch(seed=9)])
         assert not torch.equal(copied.embedding_bags["a"].weight, before["embedding_bags.a.weight"])
         for name, value in collection.state_dict().items():
             assert torch.equal(value, before[name])

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from kinds import table_of
+from nn.cases import train_squares
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
 from torchsparse_rec.nn._fused_graph import current_lookup
@@ -230,10 +231,7 @@ def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
     torch.manual_seed(0)
     table = nn.Embedding(50_000, 8, grad_mode="auto")
     optimizer = optim.Adam(table.parameters(), lr=0.1, in_backward=True)
-    for k in range(4):
-        optimizer.zero_grad()
-        table(torch.tensor([1, k])).square().sum().backward()
-        optimizer.step()
+    train_squares(table, optimizer, (torch.tensor([1, k]) for k in range(4)))
     assert "-> fused" in table.explain()
     optimizer.param_groups[0]["weight_decay"] = 0.1  # a decay gives every row a gradient
     everything = torch.arange(20)

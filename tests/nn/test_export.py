@@ -68,6 +68,18 @@ for path in sys.argv[2:]:
 """
 
 
+def run_both(program: str, paths: list[str], want: list[str]) -> str:
+    """Run a program with our package, where it must print these lines, and without it; return the error there."""
+    runs = {
+        how: subprocess.run([sys.executable, "-c", program, how, *paths], capture_output=True, text=True, check=False)
+        for how in ("with", "without")
+    }
+    assert runs["with"].returncode == 0, runs["with"].stderr
+    assert runs["with"].stdout.splitlines() == want
+    assert runs["without"].returncode != 0
+    return runs["without"].stderr
+
+
 def test_a_program_runs_in_a_fresh_process_that_imports_the_package(tmp_path: Path) -> None:
     paths, want = [], []
     for kind in ("collection", "variable"):
@@ -76,13 +88,7 @@ def test_a_program_runs_in_a_fresh_process_that_imports_the_package(tmp_path: Pa
         paths.append(str(tmp_path / f"{kind}.pt2"))
         torch.export.save(torch.export.export(model.eval(), (IDS,)), paths[-1])
         want.append(str(model(IDS).flatten().tolist()))
-    runs = {
-        how: subprocess.run([sys.executable, "-c", _LOAD, how, *paths], capture_output=True, text=True, check=False)
-        for how in ("with", "without")
-    }
-    assert runs["with"].returncode == 0, runs["with"].stderr
-    assert runs["with"].stdout.splitlines() == want
-    assert runs["without"].returncode != 0 and "torchsparse_rec" in runs["without"].stderr
+    assert "torchsparse_rec" in run_both(_LOAD, paths, want)
 
 
 # ---- AOTInductor -----------------------------------------------------------------------------------------------------
@@ -120,12 +126,5 @@ def test_a_compiled_program_runs_in_a_fresh_process_that_imports_the_package(tmp
     program = torch.export.export(model, (IDS,), dynamic_shapes=[{0: torch.export.Dim("B", min=1)}])
     path = str(tmp_path / "model.pt2")
     torch._inductor.aoti_compile_and_package(program, package_path=path)
-    runs = {
-        how: subprocess.run([sys.executable, "-c", _LOAD_COMPILED, how, path], capture_output=True, text=True)
-        for how in ("with", "without")
-    }
-    assert runs["with"].returncode == 0, runs["with"].stderr
-    want = [model(ids).flatten().tolist() for ids in (IDS, torch.tensor([[0, 1], [2, 3], [19, 19]]))]
-    assert runs["with"].stdout.splitlines() == list(map(str, want))
-    assert runs["without"].returncode != 0
-    assert "Could not find schema for torchsparse_rec::" in runs["without"].stderr
+    want = [str(model(ids).flatten().tolist()) for ids in (IDS, torch.tensor([[0, 1], [2, 3], [19, 19]]))]
+    assert "Could not find schema for torchsparse_rec::" in run_both(_LOAD_COMPILED, [path], want)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from functools import partial
 
+import kinds
 import pytest
 import torch
-from nn.cases import DIM, ROWS, assert_same, beside, draw, loss_of, pair, train_beside
+from nn.cases import DIM, ROWS, assert_same, beside, draw, loss_of, pair, stored, train_beside
 from torch import Tensor, nn
 
 from torchsparse_rec import KeyedJaggedTensor, optim
@@ -16,11 +17,6 @@ from torchsparse_rec.nn import _fused
 from torchsparse_rec.tables.table import table_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
-
-
-def stored(model: nn.Module) -> Tensor:
-    """Return the table's parameter as stored, without a flush, in one of the models that :func:`pair` makes."""
-    return model.table._parameters["weight"]
 
 
 @pytest.mark.parametrize("looked_up", [False, True])
@@ -163,11 +159,8 @@ def test_a_model_without_optimizer_can_be_read() -> None:
 
 @pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused"])
 def test_a_table_of_a_collection_that_is_replaced(grad_mode: str) -> None:
-    def collection(rows: int) -> ours.EmbeddingBagCollection:
-        config = ours.EmbeddingBagConfig(num_embeddings=rows, embedding_dim=DIM, name="t", feature_names=["f"])
-        return ours.EmbeddingBagCollection([config], grad_mode=grad_mode)
-
-    bags, larger = collection(10), collection(ROWS).eval()
+    bags, larger = (kinds.table_of("collection", grad_mode, rows, DIM) for rows in (10, ROWS))
+    larger.eval()
     bags.embedding_bags["t"] = copy.deepcopy(larger.embedding_bags["t"])
     optimizer = optim.SGD(bags.parameters(), lr=0.5, in_backward=True)
     ids = KeyedJaggedTensor(["f"], torch.tensor([25, 3, 25]), lengths=torch.tensor([2, 1]))
@@ -181,11 +174,7 @@ def test_a_table_of_a_collection_that_is_replaced(grad_mode: str) -> None:
 
 
 def test_a_table_of_another_width_is_refused() -> None:
-    def collection(dim: int) -> ours.EmbeddingBagCollection:
-        config = ours.EmbeddingBagConfig(num_embeddings=10, embedding_dim=dim, name="t", feature_names=["f"])
-        return ours.EmbeddingBagCollection([config])
-
-    bags = collection(DIM)
-    bags.embedding_bags["t"] = collection(DIM + 1).embedding_bags["t"]
+    bags, wider = (kinds.table_of("collection", None, 10, dim) for dim in (DIM, DIM + 1))
+    bags.embedding_bags["t"] = wider.embedding_bags["t"]
     with pytest.raises(RuntimeError, match=f"embedding_dims of their configs, {DIM} together, got {DIM + 1}"):
         bags({"f": torch.tensor([1])})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from nn.cases import DIM, ROWS, assert_same, beside, draw, loss_of, pair, train_step
+from nn.cases import DIM, ROWS, assert_same, beside, draw, loss_of, pair, stored
 from torch import Tensor, nn
 
 from torchsparse_rec import nn as ours
@@ -23,11 +23,6 @@ def fused(lr: float = 0.1) -> tuple[nn.Module, nn.Module, optim.SGD]:
     """Make our model and torch's, and an optimizer of ours that updates in backward."""
     model, reference = pair()
     return model, reference, optim.SGD(model.parameters(), lr=lr, in_backward=True)
-
-
-def stored(model: nn.Module) -> nn.Parameter:
-    """Return the table's parameter as stored, without a flush."""
-    return model.table._parameters["weight"]
 
 
 WITHOUT_THE_TABLE = {
@@ -65,11 +60,13 @@ def test_an_optimizer_that_is_gone(moment: str) -> None:
     assert torch.equal(stored(model), before)
 
 
-def test_a_second_backward_before_the_step() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_second_backward_before_the_step(kept: bool) -> None:
     model, _, optimizer = fused()
-    loss_of(model, BATCH).backward()
+    loss = loss_of(model, BATCH)
+    loss.backward(retain_graph=kept)
     with pytest.raises(RuntimeError, match=SECOND):
-        loss_of(model, BATCH).backward()
+        (loss if kept else loss_of(model, BATCH)).backward()
     optimizer.step()
     loss_of(model, BATCH).backward()
 
@@ -88,17 +85,9 @@ def test_a_second_backward_of_a_table_that_was_stepped_with_others() -> None:
     alone(torch.tensor([[1]])).sum().backward()
 
 
-def test_a_second_backward_of_a_graph_that_is_kept() -> None:
-    model, _, _optimizer = fused()
-    loss = loss_of(model, BATCH)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=SECOND):
-        loss.backward()
-
-
 def test_a_second_backward_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, optimizer = fused()
-    begin, errors = optim.SGD._begin, []
+    begin = optim.SGD._begin
 
     def begin_slowly(*arguments):  # lets both threads come here at once, unless a lock keeps one out
         time.sleep(0.1)
@@ -106,17 +95,9 @@ def test_a_second_backward_in_another_thread(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(optim.SGD, "_begin", begin_slowly)
 
-    def train() -> None:
-        try:
-            loss_of(model, BATCH).backward()
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=train) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(lambda: loss_of(model, BATCH).backward()) for _ in range(2)]
+        errors = [str(error) for call in calls if (error := call.exception()) is not None]
     assert len(errors) == 1 and "a second backward()" in errors[0]
     optimizer.step()
 
@@ -150,11 +131,9 @@ def test_rows_of_a_backward_that_raised_do_not_count(then: str) -> None:
     """Raise between the backwards of two lookups, the first of which is the last one made."""
     model, reference, optimizer = fused()
     theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
-    late, between, early = (
-        model.table(BATCH[0]),
-        Raising.apply(torch.ones(1, requires_grad=True)),
-        model.table(BATCH[0]),
-    )
+    late = model.table(BATCH[0])
+    between = Raising.apply(torch.ones(1, requires_grad=True))
+    early = model.table(BATCH[0])
     with pytest.raises(RuntimeError, match="on purpose"):
         (late.sum() + between.sum() + early.sum()).backward()
     del late, early
@@ -214,16 +193,6 @@ def test_a_hyperparameter_that_changes_before_the_step(name: str) -> None:
     optimizer.param_groups[0][name] = 0.5
     with pytest.raises(RuntimeError, match="SGD: a hyperparameter has changed before step.*" + WRITTEN):
         optimizer.step()
-
-
-def test_a_schedule_after_the_step_is_none_of_these() -> None:
-    model, reference = pair()
-    for side, optimizer in beside(model, reference, "SGD", lr=0.1):
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-        for _ in range(3):
-            train_step(optimizer, loss_of, side, BATCH)
-            schedule.step()
-    assert_same(model, reference)
 
 
 @pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])

@@ -46,15 +46,6 @@ def test_fixed_modes(sparse, grad_mode):
 # ---- What auto chooses -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [943, 1682])
-@pytest.mark.parametrize("dim", [8, 32])
-@pytest.mark.parametrize("batch", [256, 2048])
-def test_auto_is_dense_for_ncf_under_adam(rows, dim, batch):
-    module, _ = auto((rows, dim), torch.optim.Adam, ids=batch)
-    assert layout(module) == "dense"
-    assert "-> dense" in module.explain() and "optimizer: Adam" in module.explain()
-
-
 def test_auto_is_sparse_for_the_keras_report_under_sgd():
     module, _ = auto((793_471, 512), torch.optim.SGD, ids=128 * 20)
     text = module.explain()
@@ -155,72 +146,49 @@ def test_a_small_table_stays_dense_without_questions_until_something_else_decide
 # ---- The estimate ----------------------------------------------------------------------------------------------------
 
 
+FEW, NO_MORE, MORE = "at most 1,000 rows", "no more rows than", "more rows than"
+SMALLEST, SHORT = "or 65,536 elements, trains fastest", "no more than 128 elements for each id"
+LONG = "rows of 256 elements or more faster than it writes their gradient"
+LAZY_ADAM, MOMENTUM = functools.partial(optim.Adam, lazy=True), functools.partial(optim.SGD, momentum=0.9)
+IN_BACKWARD = functools.partial(optim.Adam, in_backward=True)
+
+
 @pytest.mark.parametrize(
-    ("rows", "ids", "want", "why"),
+    ("optimizer", "rows", "dim", "ids", "want", "why"),
     [
-        (1000, 1, "dense", "at most 1,000 rows"),
-        (1001, 1, "sparse", "more rows than"),
-        (2000, 2000, "dense", "no more rows than"),
-        (2001, 2000, "sparse", "more rows than"),
+        # Rows and ids.
+        *((torch.optim.SGD, 1000, dim, 1, "dense", FEW) for dim in (256, 512)),
+        *((torch.optim.SGD, 1001, dim, 1, "sparse", MORE) for dim in (256, 512)),
+        *((torch.optim.SGD, 2000, dim, 2000, "dense", NO_MORE) for dim in (256, 512)),
+        *((torch.optim.SGD, 2001, dim, 2000, "sparse", MORE) for dim in (256, 512)),
+        # Short rows of optimizers that move them all.
+        (optim.Adam, 64_000, 16, 8000, "dense", SHORT),
+        (optim.Adam, 64_001, 16, 8000, "sparse", MORE),
+        (optim.Adam, 64_000, 17, 8000, "sparse", MORE),
+        (optim.Adam, 256_000, 4, 8000, "dense", SHORT),
+        (optim.Adam, 1_024_001, 1, 8000, "sparse", MORE),
+        (optim.Adagrad, 64_000, 16, 8000, "sparse", MORE),
+        (LAZY_ADAM, 64_000, 16, 8000, "sparse", MORE),
+        (MOMENTUM, 64_000, 8, 8000, "dense", SHORT),
+        # Elements of small tables.
+        (optim.Adagrad, 2048, 32, 10, "dense", SMALLEST),
+        (optim.Adagrad, 2049, 32, 10, "sparse", MORE),
+        (optim.Adam, 2048, 32, 10, "dense", SMALLEST),
+        (optim.Adam, 2049, 32, 10, "sparse", MORE),
+        # Backward updates long rows however many ids there are.
+        (IN_BACKWARD, 500, 256, 500, "fused", LONG),
+        (IN_BACKWARD, 500, 256, 499, "dense", FEW),
+        (IN_BACKWARD, 256, 256, 500, "dense", SMALLEST),
+        (IN_BACKWARD, 2000, 256, 2000, "fused", LONG),
+        (optim.Adam, 2000, 256, 2000, "dense", NO_MORE),
+        (IN_BACKWARD, 2000, 255, 2000, "dense", NO_MORE),
     ],
 )
-@pytest.mark.parametrize("dim", [256, 512])
-def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
-    module, _ = auto((rows, dim), ids=ids)
+def test_the_rule(optimizer, rows, dim, ids, want, why):
+    module, _ = auto((rows, dim), optimizer, ids=ids)
     text = module.explain()
     assert f"-> {want}" in text and why in text.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "dim", "rows", "want"),
-    [
-        (optim.Adam, 16, 64_000, "dense"),
-        (optim.Adam, 16, 64_001, "sparse"),
-        (optim.Adam, 17, 64_000, "sparse"),
-        (optim.Adam, 4, 256_000, "dense"),
-        (optim.Adam, 1, 1_024_001, "sparse"),
-        (optim.Adagrad, 16, 64_000, "sparse"),
-        (functools.partial(optim.Adam, lazy=True), 16, 64_000, "sparse"),
-        (functools.partial(optim.SGD, momentum=0.9), 8, 64_000, "dense"),
-    ],
-)
-def test_the_rule_counts_short_rows_of_optimizers_that_move_them_all(optimizer, dim, rows, want):
-    module, _ = auto((rows, dim), optimizer, ids=8000)
-    text = module.explain()
-    assert f"-> {want}" in text
-    assert ("no more than 128 elements for each id" in text) == (want == "dense")
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "rows", "want", "why"),
-    [
-        (optim.Adagrad, 2048, "dense", "or 65,536 elements, trains fastest"),
-        (optim.Adagrad, 2049, "sparse", "more rows than"),
-        (optim.Adam, 2048, "dense", "or 65,536 elements, trains fastest"),
-        (optim.Adam, 2049, "sparse", "more rows than"),
-    ],
-)
-def test_the_rule_counts_elements_of_small_tables(optimizer, rows, want, why):
-    module, _ = auto((rows, 32), optimizer, ids=10)
-    text = module.explain()
-    assert f"-> {want}" in text and why in text.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("dim", "rows", "ids", "in_backward", "want", "why"),
-    [
-        (256, 500, 500, True, "fused", "rows of 256 elements or more faster than it writes their gradient"),
-        (256, 500, 499, True, "dense", "at most 1,000 rows"),
-        (256, 256, 500, True, "dense", "or 65,536 elements"),
-        (256, 2000, 2000, True, "fused", "rows of 256 elements or more faster than it writes their gradient"),
-        (256, 2000, 2000, False, "dense", "no more rows than"),
-        (255, 2000, 2000, True, "dense", "no more rows than"),
-    ],
-)
-def test_backward_updates_long_rows_however_many_ids_there_are(dim, rows, ids, in_backward, want, why):
-    module, _ = auto((rows, dim), functools.partial(optim.Adam, in_backward=in_backward), ids=ids)
-    text = module.explain()
-    assert f"-> {want}" in text and why in text.splitlines()[-1]
+    assert (SHORT in text) == (why is SHORT)
 
 
 def test_the_estimate_freezes():

@@ -40,12 +40,6 @@ def test_one_lookup_gives_unique_sorted_rows_marked_coalesced():
         assert torch.equal(grad.to_dense(), counts(A))
 
 
-def test_bags_too():
-    bags = nn.EmbeddingBag(12, 2, mode="max", grad_mode="sparse")
-    bags(A, torch.tensor([0, 2])).sum().backward()
-    assert bags.weight.grad.is_coalesced()
-
-
 @cpu_only
 @pytest.mark.cuda
 def test_on_a_gpu_the_mark_is_for_our_optimizers():
@@ -60,13 +54,6 @@ def test_on_a_gpu_the_mark_is_for_our_optimizers():
         optimizer.zero_grad()
 
 
-def test_two_lookups_in_one_backward():
-    module = table()
-    (module(A).sum() + module(B).sum()).backward()
-    assert torch.equal(module.weight.grad.to_dense(), counts(A, B))
-    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, B))
-
-
 def test_accumulation_over_two_backwards():
     module = table()
     module(A).sum().backward()
@@ -74,6 +61,11 @@ def test_accumulation_over_two_backwards():
     assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, B))
     module(A).sum().backward()
     assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, B, A))
+    module.zero_grad()
+    loss = module(A).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, A))
 
 
 def test_accumulation_into_a_gradient_with_repeated_rows():
@@ -83,14 +75,6 @@ def test_accumulation_into_a_gradient_with_repeated_rows():
     module(A).sum().backward()
     assert not module.weight.grad.is_coalesced()
     assert torch.equal(module.weight.grad.to_dense(), counts(A, torch.tensor([5, 5])))
-
-
-def test_retained_graph():
-    module = table()
-    loss = module(A).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, A))
 
 
 def test_autograd_grad_between_backwards():

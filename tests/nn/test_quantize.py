@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kinds import saved
+from nn.cases import train_squares
 from torch import Tensor
 
 from torchsparse_rec import KeyedJaggedTensor, distributed, nn, optim, variable
@@ -28,14 +29,8 @@ def bags(is_weighted: bool = True, **growing: Any) -> nn.EmbeddingBagCollection:
     """Make two tables that share a feature, the second of which grows if an option is given."""
     make = nn.EmbeddingBagConfig
     tables = [
-        make(
-            name="a",
-            num_embeddings=ROWS,
-            embedding_dim=DIM,
-            feature_names=["f", "g"][: 1 + is_weighted],
-            pooling="mean",
-        ),
-        make(name="b", num_embeddings=ROWS, embedding_dim=4, feature_names=["g"], **growing),
+        make(ROWS, DIM, "a", feature_names=["f", "g"][: 1 + is_weighted], pooling="mean"),
+        make(ROWS, 4, "b", feature_names=["g"], **growing),
     ]
     return nn.EmbeddingBagCollection(tables, is_weighted=is_weighted)
 
@@ -109,14 +104,6 @@ def test_results_are_those_of_the_decoded_tables(name: str, rows: str, kernels: 
         torch.testing.assert_close(x, y, rtol=0 if kernels == "cpu" else 1e-6, atol=0 if kernels == "cpu" else 1e-6)
         assert not torch.equal(x, z) or rows.endswith("16")
         assert (x - z).abs().max() < 1.5  # of normal numbers, in int4 and in sums too
-
-
-def test_weights_of_a_table_of_half_precision() -> None:
-    table = nn.EmbeddingBag(ROWS, DIM, mode="sum", dtype=torch.float16).eval()
-    weights = torch.rand(2, 3).half()
-    wanted = table(IDS, per_sample_weights=weights).float()
-    actual = nn.quantize(table, "float16")(IDS, per_sample_weights=weights)
-    torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_nested_ids() -> None:
@@ -200,10 +187,7 @@ def test_stale_rows_and_largest_norms() -> None:
     for make in (nn.Embedding, nn.EmbeddingBag):
         table = make(ROWS, DIM, grad_mode="sparse")
         optimizer = optim.Adam(table.parameters(), lr=0.1)
-        for ids in (IDS, IDS[:, :1]):
-            optimizer.zero_grad()
-            table(ids).square().sum().backward()
-            optimizer.step()
+        train_squares(table, optimizer, (IDS, IDS[:, :1]))
         quantized = nn.quantize(copy.deepcopy(table), "float16")
         assert torch.equal(quantized.dequantized(), table.weight.detach().half().float())
         clipped = make(ROWS, DIM, max_norm=1.0).eval()
@@ -284,16 +268,6 @@ def test_a_state_of_another_format_is_refused(wanted: str, given: str) -> None:
     assert torch.equal(model.table, before)
     with pytest.raises(RuntimeError, match='Missing key.*"table".*\n.*Unexpected key.*"weight"'):
         model.load_state_dict(nn.Embedding(3, 8).state_dict())
-
-
-@each_format
-def test_no_cast_reaches_the_table(rows: str) -> None:
-    model = torch.nn.Sequential(nn.quantize(made("embedding"), rows), torch.nn.Linear(DIM, 2))
-    before = model[0].table
-    for cast in (model.half, model.double, lambda: model.to(torch.bfloat16), model.float):
-        cast()
-        assert torch.equal(model[0].table, before) and model[0].table.dtype == before.dtype
-    assert model.to("meta")[0].table.is_meta
 
 
 def test_a_model_on_meta_can_be_loaded() -> None:

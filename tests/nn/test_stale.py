@@ -6,13 +6,14 @@ import copy
 import pickle
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from devices import KERNELS
 from kinds import saved
-from nn.cases import trained
+from nn.cases import train_squares, trained
 from pairs import in_pairs
 from torch import Tensor
 from torch.nn import Parameter
@@ -277,13 +278,10 @@ def test_a_parameter_of_a_class_of_its_own_never_lags() -> None:
     torch.manual_seed(0)
     table, reference = nn.Embedding(20, 3, grad_mode="sparse"), torch.nn.Embedding(20, 3)
     table.weight = Own(reference.weight.detach().clone())
-    ours, theirs = optim.Adam(table.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)
+    batches = [torch.tensor([1, k]) for k in range(4)]
     with pytest.warns(UserWarning, match="its parameter has a class of its own"):
-        for k in range(4):
-            for module, optimizer in ((table, ours), (reference, theirs)):
-                optimizer.zero_grad()
-                module(torch.tensor([1, k])).square().sum().backward()
-                optimizer.step()
+        train_squares(table, optim.Adam(table.parameters(), lr=0.1), batches)
+    train_squares(reference, torch.optim.Adam(reference.parameters(), lr=0.1), batches)
     assert type(table._parameters["weight"]) is Own
     torch.testing.assert_close(table._parameters["weight"].detach(), reference.weight.detach(), rtol=2e-5, atol=2e-6)
 
@@ -308,19 +306,15 @@ def test_many_threads_read(grad_mode: str) -> None:
     """Read in eight threads at once: rows are flushed once."""
     for _ in range(5):
         parameter, want, _, _ = stale_table(grad_mode)
-        start, results = threading.Barrier(8), []
+        start = threading.Barrier(8)
 
-        def read(parameter=parameter, start=start, results=results) -> None:
+        def read(_, parameter=parameter, start=start) -> Tensor:
             start.wait()
-            results.append(parameter.detach().clone())
+            return parameter.detach().clone()
 
-        threads = [threading.Thread(target=read) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for result in results:
-            close(result, want)
+        with ThreadPoolExecutor(8) as pool:
+            for result in pool.map(read, range(8)):
+                close(result, want)
 
 
 def test_readers_beside_a_thread_that_trains() -> None:
@@ -328,11 +322,9 @@ def test_readers_beside_a_thread_that_trains() -> None:
     torch.manual_seed(0)
     reference = torch.nn.Embedding(2000, 8)
     table = nn.Embedding(2000, 8, _weight=reference.weight.detach().clone(), grad_mode="sparse")
-    pairs = [
-        (table, optim.Adam(table.parameters(), lr=0.1)),
-        (reference, torch.optim.Adam(reference.parameters(), lr=0.1)),
-    ]
-    done = threading.Event()
+    batches = [torch.randint(2000, (64,), generator=torch.Generator().manual_seed(k)) for k in range(100)]
+    train_squares(reference, torch.optim.Adam(reference.parameters(), lr=0.1), batches)
+    optimizer, done = optim.Adam(table.parameters(), lr=0.1), threading.Event()
 
     def read() -> None:
         while not done.is_set():
@@ -341,12 +333,7 @@ def test_readers_beside_a_thread_that_trains() -> None:
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        for k in range(100):
-            ids = torch.randint(2000, (64,), generator=torch.Generator().manual_seed(k))
-            for module, optimizer in pairs:
-                optimizer.zero_grad()
-                module(ids).square().sum().backward()
-                optimizer.step()
+        train_squares(table, optimizer, batches)
     finally:
         done.set()
         thread.join()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import kinds
 import pytest
 import torch
+from nn.cases import train_squares
 from torch.nn.utils import prune
 
 from torchsparse_rec import nn, optim
@@ -22,10 +25,7 @@ def trained(grad_mode: str | None, steps: int = 3, **arguments) -> tuple[nn.Embe
     torch.manual_seed(0)
     table = nn.Embedding(12, 3, grad_mode=grad_mode, **arguments)
     optimizer = optim.Adam(table.parameters(), lr=0.1, in_backward=True)
-    for step in range(steps):
-        optimizer.zero_grad()
-        table(torch.tensor([1, step])).square().sum().backward()
-        optimizer.step()
+    train_squares(table, optimizer, (torch.tensor([1, step]) for step in range(steps)))
     optimizer.zero_grad()
     return table, optimizer
 
@@ -46,17 +46,14 @@ def test_a_table_ends_with_its_parameter() -> None:
 
 def test_threads_find_one_table() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(1, 1)) for _ in range(200)]
-    start, found = threading.Barrier(4), []
+    start = threading.Barrier(4)
 
-    def look() -> None:
+    def look(_) -> list:
         start.wait()
-        found.append([table_of(parameter) for parameter in parameters])
+        return [table_of(parameter) for parameter in parameters]
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(look, range(4)))
     assert all(tables == found[0] for tables in found)
     assert [table_if_any(parameter) for parameter in parameters] == found[0]
 
@@ -89,12 +86,10 @@ def test_a_weight_computed_from_others_trains_as_torchs(replacement: str, grad_m
         reference.load_state_dict(module.state_dict())
         REPLACEMENTS[replacement](module)
         REPLACEMENTS[replacement](reference)
+        steps = 0 if grad_mode == "sparse" else 3  # torch, too, has no sparse gradient through these
         optimizers = [optim.Adam(module.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)]
-        for _ in range(0 if grad_mode == "sparse" else 3):  # torch, too, has no sparse gradient through these
-            for each, optimizer in zip((module, reference), optimizers, strict=True):
-                optimizer.zero_grad()
-                each(ids).square().sum().backward()
-                optimizer.step()
+        for each, optimizer in zip((module, reference), optimizers, strict=True):
+            train_squares(each, optimizer, [ids] * steps)
         torch.testing.assert_close(module(ids), reference(ids))
 
 
@@ -171,12 +166,6 @@ def test_an_update_before_backward_is_refused(grad_mode: str, read_before: bool)
 # ---- Modules made without memory -------------------------------------------------------------------------------------
 
 
-def collection(grad_mode: str) -> nn.EmbeddingBagCollection:
-    """Make a collection of one table."""
-    config = nn.EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=3, feature_names=["f"], pooling="sum")
-    return nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_lookups_follow_a_table_that_is_assigned(compiled: bool) -> None:
     torch._dynamo.reset()
@@ -199,8 +188,8 @@ def test_lookups_follow_a_table_that_is_assigned(compiled: bool) -> None:
 
 def test_lookups_of_a_collection_follow_too() -> None:
     with torch.device("meta"):
-        bags = collection("fused")
+        bags = kinds.table_of("collection", "fused", 12, 3)
     bags.requires_grad_(False)
-    bags.load_state_dict(collection("dense").state_dict(), assign=True)
+    bags.load_state_dict(kinds.table_of("collection", "dense", 12, 3).state_dict(), assign=True)
     assert [parameter.device.type for parameter in bags.parameters()] == ["cpu"]
     assert bags({"f": torch.tensor([[1]])}).values().shape == (1, 3)

@@ -40,18 +40,7 @@ class Reference(torch.optim.Optimizer):
 
 class RowWiseAdagrad(Reference):
     def update(
-        self,
-        w,
-        g,
-        touched,
-        state,
-        step,
-        *,
-        lr=1e-2,
-        eps=1e-10,
-        lr_decay=0.0,
-        weight_decay=0.0,
-        initial_accumulator_value=0.0,
+        self, w, g, touched, state, step, *, lr, eps=1e-10, lr_decay=0, weight_decay=0, initial_accumulator_value=0.0
     ):
         g = g + weight_decay * w
         s = state.setdefault("sum", torch.full((len(w),), initial_accumulator_value, dtype=w.dtype))

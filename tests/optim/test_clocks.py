@@ -191,35 +191,6 @@ def test_a_growing_history_keeps_the_past(monkeypatch):
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("name", ["adam", "rmsprop", "adadelta"])
-def test_flush(name):
-    case = BY_NAME[name]
-    ours, mine, theirs, reference = both(partial(case.ours, lr=0.02), partial(case.dense, lr=0.02))
-    for batch in batches(20):
-        step(ours, theirs, (mine, reference), batch)
-    mine.flush()
-    assert not table_of(ours[0]).is_stale()
-    assert (ours[0].double() - theirs[0]).abs().max() <= 3e-6
-    for key, value in reference.state[theirs[0]].items():
-        assert torch.allclose(mine.state[ours[0]][key].double(), value.double(), rtol=1e-5, atol=3e-7), key
-    for batch in batches(20, seed=3):
-        step(ours, theirs, (mine, reference), batch)
-    assert distance(ours[0], theirs[0]) <= 3e-6
-
-
-def test_rows_are_caught_up_after_the_optimizer_is_gone():
-    ours, mine, theirs, reference = both(optim.Adam, torch.optim.Adam)
-    for batch in batches(20):
-        step(ours, theirs, (mine, reference), batch)
-    del mine
-    assert table_of(ours[0]).optimizer is None
-    assert distance(ours[0], theirs[0]) <= 1e-6
-    other, other_reference = optim.SGD(ours, lr=0.1, momentum=0.9), torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
-    for batch in batches(20, seed=3):
-        step(ours, theirs, (other, other_reference), batch)
-    assert distance(ours[0], theirs[0]) <= 3e-6
-
-
 def test_a_state_that_is_dropped_starts_anew():
     ours, mine, theirs, reference = both(optim.Adam, torch.optim.Adam)
     for k, batch in enumerate(batches(20)):
@@ -228,28 +199,3 @@ def test_a_state_that_is_dropped_starts_anew():
             reference.state.clear()
         step(ours, theirs, (mine, reference), batch)
     assert distance(ours[0], theirs[0]) <= 1e-6 and int(mine.state[ours[0]]["step"]) == 10
-
-
-@pytest.mark.parametrize("layout", ["sparse", "dense"])
-@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "rmsprop-momentum", "adadelta", "adam-decay"])
-def test_lazy_steps_touch_the_rows_of_the_batch(name, layout):
-    case = BY_NAME[name]
-    parameter = owned_table(initial())
-    optimizer = case.ours([parameter], lr=0.02, lazy=True)
-    expected = torch.nn.Parameter(initial().double())
-    reference = case.dense([expected], lr=0.02)
-    for batch in batches(20):
-        set_gradient(parameter, batch, parameter.detach()[batch.ids], layout == "dense")
-        set_gradient(expected, batch, expected.detach()[batch.ids], True)
-        idle = ~parameter.touched
-        kept = [expected.detach().clone()]
-        states = {k: v.clone() for k, v in reference.state[expected].items() if v.dim()}
-        optimizer.step()
-        reference.step()
-        with torch.no_grad():  # puts idle rows back after the dense step
-            expected[idle] = kept[0][idle]
-            for key, value in reference.state[expected].items():
-                if value.dim():
-                    value[idle] = states[key][idle] if key in states else 0.0
-    assert not table_of(parameter).is_stale()
-    assert (parameter.double() - expected).abs().max() <= 3e-6

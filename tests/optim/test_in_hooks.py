@@ -80,22 +80,3 @@ def test_gradients_that_are_set_to_zero_lose_no_step(kind: str, mode: str, name:
     train(model, optimizer, range(6), set_to_none=False)
     train(want, theirs(want.parameters(), lr=0.1, **keywords), range(6), set_to_none=False)
     torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["dense", "sparse", "auto"])
-def test_a_gradient_of_zeros_is_a_step(mode: str) -> None:
-    # The table is not looked up in later steps. torch's momentum moves it on.
-    model, want = WithHead("table", mode), WithHead("table", "dense")
-    optimizers = [
-        optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        torch.optim.SGD(want.parameters(), lr=0.1, momentum=0.9),
-    ]
-    for each, optimizer in zip((model, want), optimizers, strict=True):
-        for step in range(5):
-            optimizer.zero_grad(set_to_none=False)
-            if step < 2:
-                loss_of(each, step).backward()
-            else:
-                each.head(torch.ones(4)).square().sum().backward()
-            optimizer.step()
-    torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from optim.cases import BY_NAME, Case, error_of, learning_rate, zipf_ids
 from pairs import pairwise
 from torch import Tensor
 
-from torchsparse_rec import KeyedJaggedTensor, nn, optim
+from torchsparse_rec import KeyedJaggedTensor, nn
 
 ROWS, DIM, BAGS, LENGTH = 64, 4, 5, 3
 MODES = ("dense", "sparse", "fused", "auto")
@@ -193,39 +192,6 @@ def test_training_with_both_kernels(chosen: tuple) -> None:
 def test_all_of_them(chosen: tuple) -> None:
     """Train by every optimizer in every mode, with every pooling, and so on."""
     compare(chosen, 300)
-
-
-# ---- Rows whose gradient is zero -------------------------------------------------------------------------------------
-
-MAKERS = {
-    "ftrl": partial(optim.Ftrl, lr=0.1),
-    "lamb": partial(optim.LAMB, lr=0.1),
-    "lazy-sgd": partial(optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, lazy=True),
-    "lazy-adam": partial(optim.Adam, lr=0.1, lazy=True),
-    "lazy-adagrad": partial(optim.Adagrad, lr=0.1, weight_decay=0.1, lazy=True),
-    "lazy-rmsprop": partial(optim.RMSprop, lr=0.1, momentum=0.9, lazy=True),
-    "adam": partial(optim.Adam, lr=0.1),
-    "adagrad": partial(optim.Adagrad, lr=0.1),
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_rows_whose_gradient_is_zero_count_as_not_looked_up(name: str, kernels: str) -> None:
-    """Mask row 2 in the loss after the first step, and look row 3 up twice, with gradients that add up to zero."""
-    results = []
-    for mode in MODES:
-        module = nn.Embedding(5, 2, _weight=torch.full((5, 2), 2.0), grad_mode=mode)
-        optimizer = MAKERS[name](module.parameters(), in_backward=True)
-        for step in range(4):
-            optimizer.zero_grad()
-            factors = torch.tensor([1.0, 1.0 if step == 0 else 0.0, 0.5, -0.5])
-            (module(torch.tensor([1, 2, 3, 3])) * factors[:, None]).sum().backward()
-            optimizer.step()
-        results.append(module.weight.detach().clone())
-    for mode, result in zip(MODES, results, strict=True):
-        torch.testing.assert_close(result, results[0], msg=lambda text, mode=mode: f"{mode}: {text}")
-    idles = name not in ("adam", "adagrad")
-    assert torch.equal(results[0][[0, 3, 4]], torch.full((3, 2), 2.0)) or not idles
 
 
 # ---- Rows that are idle for long -------------------------------------------------------------------------------------

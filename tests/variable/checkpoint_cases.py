@@ -6,6 +6,7 @@ killed within a minute: ``python checkpoint_cases.py`` reads lines ``command pat
 """
 
 import errno
+import json
 import os
 import resource
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from torchsparse_rec.variable._manifest import _end, checksum
 from torchsparse_rec.variable.checkpoint import CheckpointStore, VersionInfo
 
 SHARDS = 4
@@ -68,6 +70,15 @@ def check_whole(store: CheckpointStore, rows: int) -> int:
         writer = max(n for n in range(first, latest.number + 1) if shard in shards_of(n))
         assert torch.equal(loaded[shard], content(writer, shard, rows)), (latest.number, shard)
     return latest.number
+
+
+def rewrite(manifest: Path, change: Callable[[dict], object]) -> None:
+    """Change what a manifest says, and correct its checksum."""
+    fields = json.loads(manifest.read_bytes())
+    del fields["crc32c"]
+    change(fields)
+    content = json.dumps(fields)[:-1].encode()
+    manifest.write_bytes(content + _end(checksum(content)))
 
 
 # ---- Calls of the system --------------------------------------------------------------------------------------------

@@ -83,13 +83,6 @@ def test_what_has_no_rows_is_exported(name: str) -> None:
         assert trained.rows() == {}
 
 
-def test_lists_may_be_empty() -> None:
-    variable = EmbeddingVariable(2)
-    assert variable.erase([]) == 0
-    variable.insert([], [])
-    assert variable.total_count() == 0
-
-
 @pytest.mark.parametrize("model_first", [True, False])
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize(

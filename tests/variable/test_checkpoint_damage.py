@@ -1,6 +1,5 @@
 """Damaged checkpoints: the error names the damaged file, and older versions can still be read."""
 
-import json
 import os
 import pickle
 import random
@@ -8,8 +7,9 @@ import shutil
 
 import pytest
 import torch
+from variable.checkpoint_cases import rewrite
 
-from torchsparse_rec.variable._manifest import _end, checksum
+from torchsparse_rec.variable._manifest import checksum
 from torchsparse_rec.variable.checkpoint import CheckpointError, CheckpointStore
 
 pytest.importorskip("safetensors")
@@ -149,15 +149,6 @@ def test_a_version_of_another_checkpoint_is_no_base(tmp_path):
 
 
 # ---- Manifests with the right checksum ------------------------------------------------------------------------------
-
-
-def rewrite(file, change):
-    """Change the manifest, and correct its checksum."""
-    fields = json.loads(file.read_bytes())
-    del fields["crc32c"]
-    change(fields)
-    content = json.dumps(fields)[:-1].encode()
-    file.write_bytes(content + _end(checksum(content)))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from variable.cases import on_disk, rows_of, step
+from variable.checkpoint_cases import rewrite
 
 from torchsparse_rec import optim
 from torchsparse_rec.nn import EmbeddingVariable
@@ -44,21 +44,20 @@ def _saved(folder: Path, filtering: Any = None) -> None:
 
 def _rewrite(folder: Path, metadata: Callable | None, tensors: Callable | None, shard: int = 0) -> None:
     """Change a version's metadata, or the tensors of a shard, and correct all checksums."""
-    manifest = folder / "000001" / "manifest.json"
-    fields = json.loads(manifest.read_bytes())
-    del fields["crc32c"]
-    if tensors is not None:
-        its = fields["shards"][shard]
-        file = folder / "000001" / its["file"]
-        changed = tensors(torch_files.load(file.read_bytes()))
-        data = torch_files.save({name: x.contiguous() for name, x in changed.items()})
-        file.write_bytes(data)
-        described = {name: [str(x.dtype).removeprefix("torch."), list(x.shape)] for name, x in changed.items()}
-        its.update(nbytes=len(data), crc32c=checksum(data), tensors=described)
-    if metadata is not None:
-        metadata(fields)
-    content = json.dumps(fields)[:-1].encode()
-    manifest.write_bytes(content + _end(checksum(content)))
+
+    def change(fields: dict) -> None:
+        if tensors is not None:
+            its = fields["shards"][shard]
+            file = folder / "000001" / its["file"]
+            changed = tensors(torch_files.load(file.read_bytes()))
+            data = torch_files.save({name: x.contiguous() for name, x in changed.items()})
+            file.write_bytes(data)
+            described = {name: [str(x.dtype).removeprefix("torch."), list(x.shape)] for name, x in changed.items()}
+            its.update(nbytes=len(data), crc32c=checksum(data), tensors=described)
+        if metadata is not None:
+            metadata(fields)
+
+    rewrite(folder / "000001" / "manifest.json", change)
 
 
 def _refuses(folder: Path, file: str, problem: str, filtering: Any = None, **options: Any) -> None:

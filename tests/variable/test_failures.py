@@ -141,17 +141,11 @@ def test_a_delta_that_failed_has_saved_nothing(at: str, tmp_path: Path) -> None:
     assert rows_of(other) == rows_of(table) and sorted(rows_of(other)) == [1, 3, 4, 5]
 
 
-def _two_tiers(path: Path) -> StorageOption:
-    return on_disk(path)
-
-
 def _three_tiers(path: Path) -> StorageOption:
     return StorageOption("HBM_DRAM_SSD", storage_path=str(path), storage_size=[1, 1])
 
 
-@pytest.mark.parametrize(
-    "storage", [_two_tiers, pytest.param(_three_tiers, marks=pytest.mark.cuda)], ids=["two", "three"]
-)
+@pytest.mark.parametrize("storage", [on_disk, pytest.param(_three_tiers, marks=pytest.mark.cuda)], ids=["two", "three"])
 def test_rows_stay_where_a_full_disk_does_not_take_them(
     storage: Callable[[Path], StorageOption], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from variable.cases import rows_of, step
+from variable.cases import rows_of
 
 from torchsparse_rec import optim
 from torchsparse_rec.nn import (
@@ -121,15 +121,6 @@ def test_rows_that_were_admitted_at_this_step_are_seen_as_they_begin(what: str, 
     values.sum().backward()
     optimizer.step()
     assert rows_of(table) == {key: [x[0] - 0.5] for key, x in wanted.items()}
-
-
-def test_keys_that_are_not_admitted_are_not_trained() -> None:
-    table = EmbeddingVariable(2, initializer=1.0, ev_option=EmbeddingVariableOption(filter_option=CounterFilter(2)))
-    optimizer = optim.Adam(table.parameters(), lr=0.1)
-    for _ in range(3):
-        step(table, optimizer, [1, 1, *range(table.global_step * 10 + 2, table.global_step * 10 + 9)])
-    assert list(rows_of(table)) == [1]
-    assert table(torch.tensor([50])).tolist() == [[0.0, 0.0]]
 
 
 def test_a_bloom_filter_is_never_late() -> None:

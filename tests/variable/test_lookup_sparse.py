@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from nn.of_torch import pooled as pooled_by_hand
 from torch import Tensor
 
 from torchsparse_rec import optim
@@ -21,16 +22,6 @@ from torchsparse_rec.nn import (
 from torchsparse_rec.variable import EmbeddingVariableOption, InitializerOption
 
 # ---- SOK's lookups ---------------------------------------------------------------------------------------------------
-
-
-def _pooled(rows: Tensor, offsets: list[int], weights: Tensor, combiner: str) -> Tensor:
-    results = []
-    for begin, end in zip(offsets, offsets[1:], strict=False):
-        w = weights[begin:end].unsqueeze(1)
-        total = (w * rows[begin:end]).sum(0)
-        over = {"sum": torch.tensor(1.0), "mean": w.sum(), "sqrtn": w.square().sum().sqrt()}[combiner]
-        results.append(total / over if end > begin else total)
-    return torch.stack(results)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +55,7 @@ def test_lookups_of_sok(combiner: str, weighs: bool, grad_mode: str) -> None:
             weights.append(torch.rand(len(ids), generator=generator) + 0.5 if weighs else torch.ones(len(ids)))
         made = lookup_sparse([*tables, fixed], indices, [combiner] * 3, weights if weighs else None)
         wanted = [
-            _pooled(rows[ids], offsets.tolist(), w, combiner)
+            pooled_by_hand(rows, ids, offsets, combiner, w)
             for rows, (ids, offsets), w in zip(dense, indices, weights, strict=True)
         ]
         optimizer.zero_grad()
@@ -121,16 +112,12 @@ def test_collections_beside_fixed_tables(grad_mode: str | None, pooled: bool) ->
 
     def values(x: Any, features: KeyedJaggedTensor) -> list[Tensor]:
         made = x(features)
-        return [made.values()] if pooled else [made[key].values() for key in ("f", "g", "h") if key in made]
+        return [made.values()] if pooled else [made[key].values() for key in made]
 
     for k in range(3):
         ids = torch.tensor([1, 2, k, 100 * k, 100 * k + 1, 3, 1, 2, 3])
         features = KeyedJaggedTensor(["f", "g", "h"], ids, lengths=torch.tensor([2, 1, 3, 0, 1, 2]))
-        if not pooled:  # a feature of two tables has a name for each
-            made = [growing(features), fixed(features)]
-            both = [[x[key].values() for key in x] for x in made]
-        else:
-            both = [values(growing, features), values(fixed, features)]
+        both = [values(growing, features), values(fixed, features)]
         for x, y in zip(*both, strict=True):
             torch.testing.assert_close(x, y)
         for results, optimizer in zip(both, optimizers, strict=True):

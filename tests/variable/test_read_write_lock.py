@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 
@@ -72,9 +73,12 @@ def test_readers_read_together_and_a_writer_waits_for_all() -> None:
     assert _is_free(lock)
 
 
-def _order_of_those_that_waited(held: str, readers: int) -> list[str]:
-    """Let a writer and then readers wait for a lock that is held, and return the order in which they enter."""
-    lock = ReadWriteLock()
+@pytest.mark.parametrize(
+    ("held", "wanted"), [("reading", ["writing", "reading"]), ("writing", ["reading", "reading", "writing"])]
+)
+def test_a_writer_and_readers_that_waited_take_turns(held: str, wanted: list[str]) -> None:
+    """Let a writer and then readers wait: it goes before them if others read now, and after them if one wrote."""
+    lock, readers = ReadWriteLock(), wanted.count("reading")
     order: list[str] = []
     errors: list[BaseException] = []
 
@@ -93,20 +97,11 @@ def _order_of_those_that_waited(held: str, readers: int) -> list[str]:
     for thread in threads:
         thread.join()
     assert not errors and _is_free(lock)
-    return order
-
-
-def test_a_writer_that_waits_goes_before_readers_that_come_after_it() -> None:
-    assert _order_of_those_that_waited("reading", 1) == ["writing", "reading"]
-
-
-def test_readers_that_waited_go_before_the_next_writer() -> None:
-    assert _order_of_those_that_waited("writing", 2) == ["reading", "reading", "writing"]
+    assert order == wanted
 
 
 def test_a_reader_has_its_turn_beside_a_writer_that_never_rests() -> None:
     lock, done, turns = ReadWriteLock(), threading.Event(), []
-    errors: list[BaseException] = []
 
     def write() -> None:
         while not done.is_set():
@@ -118,16 +113,12 @@ def test_a_reader_has_its_turn_beside_a_writer_that_never_rests() -> None:
             with lock.reading():
                 turns.append(1)
 
-    writers = [thread_of(write, errors) for _ in range(2)]
-    readers = [thread_of(read, errors) for _ in range(3)]
-    for thread in [*writers, *readers]:
-        thread.start()
-    for thread in readers:
-        thread.join()
-    done.set()
-    for thread in writers:
-        thread.join()
-    assert len(turns) == 60 and not errors and _is_free(lock)
+    with ThreadPoolExecutor(5) as pool:
+        writers, readers = [pool.submit(write) for _ in range(2)], [pool.submit(read) for _ in range(3)]
+        wait(readers)
+        done.set()
+    assert all(ended.exception() is None for ended in [*writers, *readers])
+    assert len(turns) == 60 and _is_free(lock)
 
 
 def test_the_thread_that_writes_may_write_and_read_inside() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def small_segments(monkeypatch):
     """Make segments of 16 KiB, so that there are many."""
     monkeypatch.setattr(tiers, "_SEGMENT", 1 << 14)
+
+
+def full(*arguments):
+    """Stand in for a call of the system on a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def wasted(tier):
@@ -80,7 +86,7 @@ def test_disk_holds_twice_what_is_live(tmp_path, monkeypatch):
 
 
 def test_reading_while_segments_come_and_go(small_segments, tmp_path):
-    tier, wrong, done = SsdTier(tmp_path / "tier", 64), [], threading.Event()
+    tier, done = SsdTier(tmp_path / "tier", 64), threading.Event()
     keys = torch.arange(4000)
     records = records_of(*range(4000), width=64)
     tier.put(keys, records)
@@ -90,21 +96,18 @@ def test_reading_while_segments_come_and_go(small_segments, tmp_path):
         while not done.is_set():
             some = torch.randperm(4000, generator=generator)[:500]
             found, got = tier.get(some)
-            if not found.all() or not torch.equal(got, records[some]):
-                wrong.append(some)
+            assert found.all() and torch.equal(got, records[some])
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for turn in range(60):
-        more = torch.arange(3000) + 4000 + turn % 3 * 1000
-        tier.put(more, torch.zeros(3000, 64, dtype=torch.uint8))
-        tier.put(keys[turn % 7 :: 7], records[turn % 7 :: 7])
-        tier.erase(more[::2])
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read, seed) for seed in range(2)]
+        for turn in range(60):
+            more = torch.arange(3000) + 4000 + turn % 3 * 1000
+            tier.put(more, torch.zeros(3000, 64, dtype=torch.uint8))
+            tier.put(keys[turn % 7 :: 7], records[turn % 7 :: 7])
+            tier.erase(more[::2])
+        done.set()
+        for reader in readers:
+            reader.result()
     tier.close()
 
 
@@ -113,10 +116,6 @@ def test_compaction_waits_while_the_disk_is_full(small_segments, tmp_path, monke
     tier, keys = SsdTier(tmp_path / "tier", 64), torch.arange(40_000)
     tier.put(keys, records_of(*range(40_000), width=64))
     with monkeypatch.context() as context:
-
-        def full(*arguments):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         context.setattr(tier._file, "write", full)
         context.setattr(tier._file, "grow", full)
         erased = keys[keys % 3 > 0]
@@ -278,9 +277,6 @@ def test_erasing_makes_room_on_a_full_disk(tmp_path):
 
 
 def test_disk_full_at_once(tmp_path, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="SsdTier: path has no room for 10[0-9]{5} bytes more: No space left") as error:
         SsdTier(tmp_path / "tier", WIDTH)

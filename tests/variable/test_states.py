@@ -24,25 +24,6 @@ from torchsparse_rec.variable.checkpoint import CheckpointStore
 # ---- States ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module_first", [False, True])
-def test_states_load_in_any_order(module_first: bool) -> None:
-    pairs = []
-    for _ in range(2):
-        table = EmbeddingVariable(2, capacity=2)
-        pairs.append((table, optim.Adam(table.parameters(), lr=0.1)))
-    (table, optimizer), (other, its_optimizer) = pairs
-    for k in range(3):
-        step(table, optimizer, torch.arange(9 * k + 1))
-    if module_first:
-        other.load_state_dict(table.state_dict())
-    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # without a copy torch would share the tensors
-    if not module_first:
-        other.load_state_dict(table.state_dict())
-    for one, of_it in pairs:
-        step(one, of_it, torch.arange(40))
-    assert rows_of(table) == rows_of(other)
-
-
 def test_a_table_with_idle_rows_loads_a_larger_one() -> None:
     larger, table = EmbeddingVariable(2), EmbeddingVariable(2, capacity=2)
     optimizer = optim.Adam(table.parameters(), lr=0.1)
@@ -186,17 +167,6 @@ def test_no_delta_on_top_of_what_a_state_dict_has_replaced(tmp_path: Path) -> No
     table.save(tmp_path)
     other.restore(tmp_path)
     assert rows_of(other) == {2: [0.0, 0.0], 3: [0.0, 0.0]}
-
-
-def test_a_delta_forgets_counts_that_were_erased(tmp_path: Path) -> None:
-    option = EmbeddingVariableOption(filter_option=CounterFilter(3))
-    table, other = EmbeddingVariable(2, ev_option=option), EmbeddingVariable(2, ev_option=option)
-    table(torch.tensor([1, 1]))
-    table.save(tmp_path)
-    table.erase([1])
-    table.save_delta(tmp_path)
-    other.restore(tmp_path)
-    assert other.stats()["waiting"] == 0
 
 
 def test_another_optimizer_does_not_take_the_states_of_a_checkpoint(tmp_path: Path) -> None:
