@@ -30,10 +30,6 @@ def test_ids_are_those_of_their_spread(benchmarks):
     )
 
 
-def test_our_files_hold_the_rows(benchmarks, files):
-    benchmarks("prebatched").check(files)
-
-
 def test_a_file_that_lacks_rows_is_seen(benchmarks, files, monkeypatch):
     prebatched = benchmarks("prebatched")
     assert files.mapped.exists()

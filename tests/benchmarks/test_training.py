@@ -17,12 +17,6 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 # ---- Many tables ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_torch_trains_what_the_formulas_say(benchmarks, rule):
-    wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
-    wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {"torch": partial(sides.torch_side, rule)})
-
-
 @needs_tensorflow
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("rule", "form"), [("sgd", "safe_embedding_lookup_sparse"), ("adagrad", "gather")])
@@ -97,14 +91,6 @@ def test_a_side_prints_times_and_plan(benchmarks, capsys, restore_threads):
     times, plan = json.loads(capsys.readouterr().out)
     assert benchmarks("timing").Plan(**plan) == benchmarks("timing").FULL
     assert len(times) == 2 * 15 and min(times) > 0
-
-
-def test_pairs_that_a_row_takes_itself(benchmarks):
-    rows, report, timing = benchmarks("rows"), benchmarks("report"), benchmarks("timing")
-    pair = timing.Pair(2.0, 9.0, timing.FULL, timing.SLOW)
-    case = rows.Case(lambda: None, {"peer": lambda: None}, lambda: None, pair={"peer": pair}.get)
-    result = report.run_row(rows.Row("some/row", "apart", lambda options: case, {"peer": 4.0}), rows.Options())
-    assert result.pairs == {"peer": pair} and result.passed("peer") is True
 
 
 # ---- The map of auto ------------------------------------------------------------------------------------------------

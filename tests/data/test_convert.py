@@ -138,19 +138,8 @@ def csv(tmp_path):
 
 def test_the_command_converts_and_says_what_is_in_files(csv, tmp_path, capsys):
     target = tmp_path / "f.arrow"
-    arguments = [
-        "convert",
-        csv,
-        csv,
-        target,
-        "--batch-size",
-        "30",
-        "--compression",
-        "zstd",
-        "--columns",
-        "id,seen:int64[2]",
-    ]
-    assert main([str(x) for x in arguments]) == 0
+    arguments = f"convert {csv} {csv} {target} --batch-size 30 --compression zstd --columns id,seen:int64[2]"
+    assert main(arguments.split()) == 0
     assert capsys.readouterr().out == f"{target}: 200 rows, {target.stat().st_size:,} bytes\n"
     assert main(["info", str(target)]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -161,9 +150,7 @@ def test_the_command_converts_and_says_what_is_in_files(csv, tmp_path, capsys):
         f"{csv}: csv, 100 rows, {csv.stat().st_size:,} bytes",
         "  id: int64",
     ]
-    assert (
-        main(["convert", str(csv), str(tmp_path / "f.tfrecord"), "--columns", "id,price", "--prebatched-records"]) == 0
-    )
+    assert main(f"convert {csv} {tmp_path}/f.tfrecord --columns id,price --prebatched-records".split()) == 0
     assert main(["info", str(tmp_path / "f.tfrecord"), "--from", "tfrecord-prebatched"]) == 0
     assert "tfrecord-prebatched, 100 rows" in capsys.readouterr().out
 

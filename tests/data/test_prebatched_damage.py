@@ -93,14 +93,14 @@ def test_every_byte_of_the_index_is_protected(tmp_path):
             PrebatchedDataset(copy)
 
 
-def rewrite_tail(path, change):
-    """Change the entries of the index and make the checksums fit: damage that checksums cannot see."""
+def rewrite_entries(path, name, value):
+    """Change a field of all entries of the index and make the checksums fit: damage that checksums cannot see."""
     data = path.read_bytes()
     start = len(data) - 10 - int.from_bytes(data[-10:-6], "little")
     tail = np.frombuffer(data[start - 24 : start], _index.TAIL).copy()
     first = start - 24 - int(tail["count"][0]) * _index.ENTRY.itemsize
     entries = np.frombuffer(data[first : start - 24], _index.ENTRY).copy()
-    change(entries)
+    entries[name] = value
     tail["entries_crc"] = _index.checksum(entries.tobytes())
     path.write_bytes(data[:first] + entries.tobytes() + tail.tobytes() + data[start:])
 
@@ -112,11 +112,7 @@ def rewrite_tail(path, change):
 def test_places_outside_the_file_are_refused(name, value, tmp_path):
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": [1, 2]}])
-
-    def change(entries):
-        entries[name][0] = value
-
-    rewrite_tail(path, change)
+    rewrite_entries(path, name, value)
     with pytest.raises(DataError, match="batch 0 must lie between bytes 8 and"):
         PrebatchedDataset(path)
 
@@ -124,11 +120,7 @@ def test_places_outside_the_file_are_refused(name, value, tmp_path):
 def test_rows_beyond_counting_are_refused(tmp_path):
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": [1, 2]}] * 4)
-
-    def change(entries):
-        entries["rows"] = 2**62
-
-    rewrite_tail(path, change)
+    rewrite_entries(path, "rows", 2**62)
     with pytest.raises(DataError, match="a file may have 281474976710656 rows, got 18446744073709551616"):
         PrebatchedDataset(path)
 
@@ -137,11 +129,7 @@ def test_crafted_rows_take_no_memory(tmp_path):
     """Raise when the batch is read; until then, an epoch of so many rows is only arithmetic."""
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": [1, 2]}])
-
-    def change(entries):
-        entries["rows"] = 2**47
-
-    rewrite_tail(path, change)
+    rewrite_entries(path, "rows", 2**47)
     dataset = PrebatchedDataset(path, batch_size=1)
     assert len(dataset) == 2**47
     with pytest.raises(DataError, match="batch 0 has 2 rows, the index says otherwise"):
@@ -186,11 +174,7 @@ def test_a_directory_that_is_too_deep_is_damage(tmp_path, monkeypatch):
 def test_wrong_row_counts_are_refused(compression, tmp_path):
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": [1, 2]}], compression=compression)
-
-    def change(entries):
-        entries["rows"][0] = 2**40
-
-    rewrite_tail(path, change)
+    rewrite_entries(path, "rows", 2**40)
     with pytest.raises(
         DataError, match="batch 0 has 2 rows, the index says otherwise|batch 0 is damaged: expected a part"
     ):

@@ -22,22 +22,20 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     read_in_small_chunks(monkeypatch)
 
 
-def test_a_length_that_does_not_fit_its_checksum(tmp_path: Path, small_chunks: None) -> None:
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        (1, "the length of a record does not fit its checksum"),
+        (15, f"the data of a record of {SIZE - 16} bytes do not fit their checksum"),
+    ],
+)
+def test_what_does_not_fit_its_checksum(tmp_path: Path, small_chunks: None, place: int, problem: str) -> None:
     def change(content: bytearray) -> None:
-        content[12 * SIZE + 1] ^= 1
+        content[12 * SIZE + place] ^= 1
 
     rows_before, error = reading(damaged(tmp_path, change))
     assert len(rows_before) == 12 and error.offset == 12 * SIZE and error.unit == "byte"
-    assert error.problem == "the length of a record does not fit its checksum"
-
-
-def test_data_that_do_not_fit_their_checksum(tmp_path: Path, small_chunks: None) -> None:
-    def change(content: bytearray) -> None:
-        content[12 * SIZE + 15] ^= 1
-
-    rows_before, error = reading(damaged(tmp_path, change))
-    assert len(rows_before) == 12 and error.offset == 12 * SIZE
-    assert error.problem == f"the data of a record of {SIZE - 16} bytes do not fit their checksum"
+    assert error.problem == problem
 
 
 @pytest.mark.parametrize("cut", [5, 12, SIZE - 1])

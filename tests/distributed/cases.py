@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -273,6 +275,13 @@ def keys_of(variable: nn.EmbeddingVariable, all_ranks: bool) -> dict[str, Tensor
     assert len(export[0].unique()) == len(order), "a key is on one rank"
     found = dict(zip(("keys", "values", "versions", "frequencies"), [x[order] for x in export], strict=True))
     return found | {name: torch.tensor([sum(its[k] for _, its in said)]) for k, name in enumerate(names)}
+
+
+def peak() -> int:
+    """Return the most memory that this process has had, in KiB."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
 
 
 def train_rank(case: Case, device: str = "cpu") -> Trained:

@@ -100,5 +100,4 @@ def test_the_slowest_rank_has_little_more_than_the_mean(ranks: int, most: float)
     counts = torch.zeros(ranks)
     for ids in drawn.view(tables, examples):
         counts += torch.bincount(owners(blocks, ids.unique(), ranks), minlength=ranks)
-    print((counts.max() / counts.mean()).item())
     assert 1.0 <= (counts.max() / counts.mean()).item() <= most

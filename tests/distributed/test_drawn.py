@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.cases import TABLES, Case, Table, draw, optimizer_of, plans_of, tables_of, train_step
+from distributed.cases import TABLES, Case, Table, draw, optimizer_of, peak, plans_of, tables_of, train_step
 from torch import Tensor
 
 from torchsparse_rec import distributed, initializers, nn, optim
@@ -183,13 +183,6 @@ def test_what_is_refused(two, device: str, what: str, message: str) -> None:
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
-
-
-def peak() -> int:
-    """Return the most memory that this process has had, in KiB."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1])
 
 
 def megabytes(rows: int, plan: str, device: str) -> float:

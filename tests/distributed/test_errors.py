@@ -108,16 +108,11 @@ def test_an_error_is_on_all_ranks_within_a_second(two, device: str) -> None:
     assert max(two.run(seconds_of_an_error, Case(plan="mixed", batch="even"), device)) < 1
 
 
-def test_the_first_of_several_ranks_with_errors_is_named(pool_of, device: str) -> None:
+@pytest.mark.parametrize(("of", "ranks"), [(4, (3, 1)), (2, (0, 1))])
+def test_the_first_of_several_ranks_with_errors_is_named(pool_of, device: str, of: int, ranks: tuple) -> None:
     case = Case(plan="row", batch="even", steps=1)
-    text = check(pool_of, 4, case, "ids_out_of_range", 77, device=device, ranks=(3, 1))
-    assert text == "IndexError: rank 1: feature 'b': id 2 must be in [0, 50), got 77"
-
-
-def test_all_ranks_have_an_error(two, pool_of, device: str) -> None:
-    case = Case(plan="row", batch="even", steps=1)
-    text = check(pool_of, 2, case, "ids_out_of_range", 77, device=device, ranks=(0, 1))
-    assert text == "IndexError: rank 0: feature 'b': id 2 must be in [0, 50), got 77"
+    text = check(pool_of, of, case, "ids_out_of_range", 77, device=device, ranks=ranks)
+    assert text == f"IndexError: rank {min(ranks)}: feature 'b': id 2 must be in [0, 50), got 77"
 
 
 @pytest.mark.parametrize("plan", ["row", "table", "column"])

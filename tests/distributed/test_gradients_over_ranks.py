@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
-from distributed.cases_of_gradients import CASES, DIM, ROWS, drawn, part_of
-from processes import run_two
+from distributed.cases_of_gradients import CASES, DIM, ROWS, drawn, part_of, run_case
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -22,31 +20,11 @@ from torchsparse_rec.tables.part import Part, PartGradient
 from torchsparse_rec.tables.stale import set_part
 from torchsparse_rec.tables.table import table_of
 
-PROGRAM = """
-import json, traceback
-from distributed.cases_of_gradients import CASES
-
-for name, case in CASES.items():
-    try:
-        case(rank)
-        found = "fine"
-    except Exception:
-        found = traceback.format_exc()
-    print(json.dumps([name, found]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """Run all cases on two ranks; return what each rank found, by the name of the case."""
-    outputs = run_two(PROGRAM, tmp_path_factory.mktemp("ranks"))
-    return [dict(json.loads(line) for line in output.splitlines()) for output in outputs]
-
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, found: list[dict[str, str]]) -> None:
-    for rank in found:
-        assert rank[name] == "fine", rank[name]
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_two_ranks(two, name: str) -> None:
+    two.run(run_case, name)
 
 
 # ---- What raises, on every rank alike --------------------------------------------------------------------------------
@@ -62,20 +40,13 @@ def parameter_with(layout: str) -> Parameter:
     return weight
 
 
-def unscale(optimizer: Callable) -> Callable[[Parameter], None]:
+def scaled(call: str, optimizer: Callable) -> Callable[[Parameter], None]:
+    """Return a function that calls a method of torch's GradScaler for an optimizer of a parameter."""
+
     def run(parameter: Parameter) -> None:
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(torch.ones(()))
-        scaler.unscale_(optimizer([parameter]))
-
-    return run
-
-
-def step_scaled(optimizer: Callable) -> Callable[[Parameter], None]:
-    def run(parameter: Parameter) -> None:
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(torch.ones(()))
-        scaler.step(optimizer([parameter]))
+        getattr(scaler, call)(optimizer([parameter]))
 
     return run
 
@@ -91,11 +62,11 @@ REFUSED: dict[str, tuple[str, Callable[[Parameter], object]]] = {
     "clip one by inf": (OURS, lambda p: torch.nn.utils.clip_grad_norm_(p, float("inf"))),
     "clip without foreach": (OURS, lambda p: torch.nn.utils.clip_grad_norm_([p], 1.0, foreach=False)),
     "clip a module": (OURS, lambda p: torch.nn.utils.clip_grad_norm_(torch.nn.ParameterList([p]).parameters(), 1.0)),
-    "unscale ours": (SHARDED, unscale(optim.Adam)),
-    "unscale torch's": (SHARDED, unscale(torch.optim.SGD)),
-    "step ours": (SHARDED, step_scaled(optim.SGD)),
-    "step torch's": (SHARDED, step_scaled(torch.optim.Adagrad)),
-    "step torch's fused": (SHARDED, step_scaled(adam_fused)),
+    "unscale ours": (SHARDED, scaled("unscale_", optim.Adam)),
+    "unscale torch's": (SHARDED, scaled("unscale_", torch.optim.SGD)),
+    "step ours": (SHARDED, scaled("step", optim.SGD)),
+    "step torch's": (SHARDED, scaled("step", torch.optim.Adagrad)),
+    "step torch's fused": (SHARDED, scaled("step", adam_fused)),
     "LBFGS": ("torch.optim.LBFGS", lambda p: torch.optim.LBFGS([p]).step(lambda: p.sum())),
     "Adafactor": ("torch.optim.Adafactor", lambda p: torch.optim.Adafactor([p]).step()),
     "Muon": ("torch.optim.Muon", lambda p: torch.optim.Muon([p]).step()),

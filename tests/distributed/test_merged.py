@@ -32,8 +32,6 @@ from distributed.cases import (
 from pairs import in_pairs, pairwise
 from torch import Tensor
 
-from torchsparse_rec import distributed
-
 LR = 0.5
 SHARED = (Table(20, 4, ("a",), "mean"), Table(50, 5, ("b", "c")), Table(1000, 8, ("b",), "sqrtn"))
 
@@ -219,24 +217,3 @@ def test_evaluation_between_steps(two, device: str, plan: str) -> None:
     tables = list(train_alone(case, 2, device)[0].tables.values())
     for rank, found in enumerate(two.run(evaluated, plan, device)):
         assert all(torch.equal(x, y) for x, y in zip(found, [*want[rank], *tables], strict=True))
-
-
-def planned_by_itself(device: str) -> dict[str, Tensor]:
-    """Train under the plan that ``shard`` chooses."""
-    case = Case(TABLES, optimizer="SGD", options={"lr": 0.1})
-    module = collection_of(case, device)
-    assert distributed.shard(module) is module
-    optimizer = optimizer_of(case, module)
-    for step in range(case.steps):
-        train_step(case, module, optimizer, draw(case, step, dist.get_rank(), device), None)
-    return tables_of(module)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_plan_that_nobody_gave(pool_of, device: str, ranks: int) -> None:
-    case = Case(TABLES, optimizer="SGD", options={"lr": 0.1})
-    want = train_alone(case, ranks, device)[0].tables
-    for tables in pool_of(ranks).run(planned_by_itself, device):
-        assert list(tables) == list(want)
-        for name, table in tables.items():
-            torch.testing.assert_close(table, want[name], rtol=1e-5, atol=1e-6)

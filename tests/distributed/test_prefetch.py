@@ -63,6 +63,14 @@ def train_without_weights(case: Case, module: Any, optimizer: Any, batch: Batch,
     return [x.cpu() for x in train_step(case, module, optimizer, batch, None, given)[0]]
 
 
+def check_equal(with_: list[Any], without: list[Any], steps: int) -> None:
+    """Compare the results of each step and the tables that ranks have."""
+    for (ours, our_tables), (theirs, their_tables) in zip(with_, without, strict=True):
+        assert len(ours) == len(theirs) == steps
+        assert all(torch.equal(x, y) for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True))
+        assert all(torch.equal(table, their_tables[name]) for name, table in our_tables.items())
+
+
 CASES = [
     Case(plan="mixed", batch="empty", grad_mode="dense", optimizer="Adam"),
     Case(plan="mixed", weighted=True, grad_mode="sparse"),
@@ -77,10 +85,7 @@ SLOW = pytest.mark.slow
 def test_the_same_bits(pool_of, device: str, case: Case, ranks: int) -> None:
     counts = [5] * ranks
     with_, without = (pool_of(ranks).run(train, case, device, counts, ahead) for ahead in (True, False))
-    for (ours, our_tables), (theirs, their_tables) in zip(with_, without, strict=True):
-        assert len(ours) == len(theirs) == 5
-        assert all(torch.equal(x, y) for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True))
-        assert all(torch.equal(table, their_tables[name]) for name, table in our_tables.items())
+    check_equal(with_, without, 5)
 
 
 @pytest.mark.parametrize("counts", [[3, 6], [0, 2], *(pytest.param(x, marks=SLOW) for x in ([2, 1], [0, 0], [1, 1]))])
@@ -90,10 +95,7 @@ def test_ranks_whose_batches_end_at_different_times_end_together(
 ) -> None:
     case = Case(plan=plan, merge=True)
     with_, without = (two.run(train, case, device, counts, ahead) for ahead in (True, False))
-    for (ours, our_tables), (theirs, their_tables) in zip(with_, without, strict=True):
-        assert len(ours) == len(theirs) == max(counts)
-        assert all(torch.equal(x, y) for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True))
-        assert all(torch.equal(table, their_tables[name]) for name, table in our_tables.items())
+    check_equal(with_, without, max(counts))
 
 
 def messages(case: Case, device: str) -> list[int]:

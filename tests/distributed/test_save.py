@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from distributed.cases import peak
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -423,13 +424,6 @@ def test_killed_at_any_moment_there_is_a_whole_version(pool_of, tmp_path, phase:
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
-
-
-def peak() -> int:
-    """Return the most memory that this process has had, in KiB."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1])
 
 
 def megabytes(folder: str, rows: int) -> list[float]:

@@ -57,50 +57,19 @@ def test_a_round_trip(pool_of, device: str, plan: str, kind: str) -> None:
 
 
 def load_whole(case: Case, device: str) -> dict[str, Tensor]:
-    """Load one process's tables into a sharded module."""
-    module = sharded_of(case, device)
-    module.load_state_dict(collection_of(case, device, seed=7).state_dict())
-    return tables_of(module)
+    """Load one process's tables into a sharded module, and the whole tables of that one into another."""
+    one, other = sharded_of(case, device), sharded_of(case, device)
+    one.load_state_dict(collection_of(case, device, seed=7).state_dict())
+    other.load_state_dict(distributed.full_state_dict(one))
+    return tables_of(other)
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_one_process_s_tables_load_into_a_sharded_module(two, device: str, plan: str) -> None:
+def test_whole_tables_load_into_a_sharded_module(pool_of, device: str, plan: str) -> None:
     case = Case(plan=plan)
     want = collection_of(case, seed=7).state_dict()
-    for tables in two.run(load_whole, case, device):
+    for tables in pool_of(4).run(load_whole, case, device):
         assert list(tables) == list(want) and all(torch.equal(tables[name], want[name]) for name in want)
-
-
-def load_between(case: Case, other: str, device: str) -> dict[str, Tensor]:
-    """Load the whole tables of one plan into another."""
-    one, two = sharded_of(case, device), sharded_of(replace(case, plan=other), device)
-    train_step(case, one, optimizer_of(case, one), draw(case, 0, dist.get_rank(), device), None)
-    two.load_state_dict(distributed.full_state_dict(one))
-    return tables_of(two)
-
-
-@pytest.mark.parametrize("other", ["row", "table", "column"])
-@pytest.mark.parametrize("plan", ["row", "table", "column"])
-def test_between_plans(pool_of, device: str, plan: str, other: str) -> None:
-    case = Case(plan=plan, steps=1)
-    want = train_alone(case, 4, device)[0].tables
-    for tables in pool_of(4).run(load_between, case, other, device):
-        assert all(torch.equal(tables[name], want[name]) for name in want)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_whole_tables_load_into_one_process(two, device: str, plan: str) -> None:
-    case = Case(plan=plan)
-    for tables in two.run(untouched, case, device):
-        alone = collection_of(case, seed=7)
-        alone.load_state_dict(tables, strict=True)
-        for name, table in collection_of(case).state_dict().items():
-            assert torch.equal(alone.state_dict()[name], table), name
-
-
-def untouched(case: Case, device: str) -> dict[str, Tensor]:
-    """Return the tables of a module that has only been sharded."""
-    return tables_of(sharded_of(case, device))
 
 
 # ---- DTensors --------------------------------------------------------------------------------------------------------

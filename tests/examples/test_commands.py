@@ -161,6 +161,8 @@ def test_without_torchmetrics_it_says_so(example, tmp_path, monkeypatch, capsys)
         ("--seed x", "argument --seed: invalid seed value: 'x'"),
         ("--seed -1", "argument --seed: must be at least 0 and below 2^63, got -1"),
         (f"--seed {1 << 63}", "argument --seed: must be at least 0 and below 2^63, got 9223372036854775808"),
+        ("--grad-mode lazy", "invalid choice: 'lazy'"),
+        ("--optimizer rowwise", "invalid choice: 'rowwise'"),
         ("--device moon", "moon cannot be used"),
         ("--device meta", "argument --device: must be cpu or cuda, got meta"),
     ],

@@ -1,7 +1,6 @@
 """The DLRM example: generated examples, rows of files, the network, training, evaluation."""
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -240,13 +239,8 @@ def reference_logits(state, numbers, rows):
 
     dense = perceptron(numbers, "bottom", False)
     vectors = [dense, *rows]
-    products = [(vectors[i] * vectors[j]).sum(1) for j, i in _pairs(len(vectors))]
+    products = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
     return perceptron(torch.cat([dense, torch.stack(products, 1)], 1), "top", True)[:, 0]
-
-
-def _pairs(count):
-    """Return (0, 1), (0, 2), (1, 2), (0, 3), ...: row by row of the triangle below the diagonal."""
-    return sorted(combinations(range(count), 2), key=lambda pair: (pair[1], pair[0]))
 
 
 def test_network_and_step_are_the_papers_formula_with_torchs_adagrad():
@@ -267,12 +261,6 @@ def test_network_and_step_are_the_papers_formula_with_torchs_adagrad():
         assert float(step(batch)) == pytest.approx(loss.item(), abs=1e-4)
     for name, value in step.model.state_dict().items():
         torch.testing.assert_close(value.double(), state[name].detach(), rtol=0, atol=2e-3, msg=f"{name}: {{}}".format)
-
-
-def test_products_are_those_of_all_pairs():
-    layers = model.DenseLayers(numbers=2, features=3, embedding_dim=5, bottom=(4,), top=(6,))
-    assert [(int(p) // 4, int(p) % 4) for p in layers.places] == [(i, j) for j, i in _pairs(4)]
-    assert layers.top.weights[0].shape == (6, 5 + 6)
 
 
 def test_the_default_network_is_the_papers_programs():

@@ -99,8 +99,6 @@ def test_criteos_sample_trains_end_to_end(kind, capsys):
         (["--tables", "hashed", "--tiers", "DRAM"], "--tiers does not go with --tables hashed"),
         (["--tables", "dynamic", "--buckets", "2"], "--buckets does not go with --tables dynamic"),
         (["--tables", "hashed", "--data", "none.txt"], "none.txt"),
-        (["--grad-mode", "lazy"], "invalid choice: 'lazy'"),
-        (["--optimizer", "rowwise"], "invalid choice: 'rowwise'"),
         (["--compare", "tensorflow"], "--compare needs --tables hashed: TensorFlow has no tables that grow"),
         ([*COMPARE, "--optimizer", "adam"], "--compare trains by adagrad or sgd, got --optimizer adam"),
         ([*COMPARE, "--filter", "2"], "--filter does not go with --tables hashed"),

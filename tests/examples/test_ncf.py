@@ -175,7 +175,6 @@ def test_command_refuses_what_it_cannot_use(tmp_path, capsys):
     assert "u.data: line 2: expected user" in refused(capsys, command, *flags)
     assert list((tmp_path / "a").iterdir()) == []
     assert "first one even, got 5,3" in refused(capsys, command, "--layers", "5,3")
-    assert "invalid choice: 'lazy'" in refused(capsys, command, "--grad-mode", "lazy")
 
 
 @pytest.mark.skipif(DATA is None, reason=f"${data.ENVIRONMENT_VARIABLE} is not set")

@@ -29,10 +29,7 @@ def file_text(dataset, columns):
         ("ml-1m", b"196::242::3::881250949\n22::377::1::878887116\n"),
         ("ml-20m", b"userId,movieId,rating,timestamp\n196,242,3.5,881250949\n22,377,0.5,878887116\n"),
         ("ml-20m", b"userId,movieId,rating,timestamp\r\n196,242,3.5,881250949\r\n22,377,0.5,878887116\r\n"),
-        (
-            "ml-20m",
-            b"userId,movieId,rating,timestamp\n196,242,3,881250949\n22,377,.5,878887116\n".replace(b",.", b",0."),
-        ),
+        ("ml-20m", b"userId,movieId,rating,timestamp\n196,242,3,881250949\n22,377,0.5,878887116\n"),
         ("ml-100k", b"196\t242\t3\t881250949\n22\t377\t1\t878887116"),
     ],
 )
@@ -80,10 +77,6 @@ def test_read_truncated_file():
     for cut in (2, 5, 10, 15):  # inside the last timestamp, at its start, and inside a field before it
         with pytest.raises(ValueError, match="u.data: line 2: expected user<TAB>item"):
             reader.read_ratings(io.BytesIO(text[:-cut]), "u.data", reader.TAB_LAYOUT)
-    with pytest.raises(ValueError, match="line 1: the file ends here"):
-        reader.read_ratings(io.BytesIO(b""), "u.data", reader.TAB_LAYOUT)
-    with pytest.raises(ValueError, match="line 1: expected the header userId,movieId"):
-        reader.read_ratings(io.BytesIO(b"1,2,3.5,4\n"), "ratings.csv", reader.CSV_LAYOUT)
 
 
 def test_file_that_ends_early_is_an_error(tmp_path):

@@ -33,10 +33,6 @@ def table(rows: int = 100_000, touched: int = 1000, gradient: str = "dense", **m
     return TableUse("users", rows, 16, rows * 64, gradient=gradient, touched=touched, **more)
 
 
-def test_nothing_measured_nothing_said():
-    assert names(Measured()) == []
-
-
 @pytest.mark.parametrize(("share", "expected"), [(0.2, ["slow_loader"]), (0.2 - EPSILON, [])])
 def test_a_slow_loader(share, expected):
     assert thresholds.LOADER_SHARE == 0.2

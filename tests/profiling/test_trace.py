@@ -69,6 +69,9 @@ def test_where_the_time_of_a_step_goes():
     assert profile.step_products == [pytest.approx(2.7)] and profile.product_share() == pytest.approx(0.27)
     assert profile.step_copies == [pytest.approx(0.8)] and profile.copy_share() == pytest.approx(0.08)
     assert profile.device_ms == {} and profile.waits == {}
+    assert profile.reads == {"aten::item": 1}  # but not what the optimizer reads back
+    assert profile.spans[0] == ("loader", 0.0, 1.0)
+    assert ("lookup backward", 7.5, 8.5) in profile.spans and ("optimizer", 9.0, 10.5) in profile.spans
 
 
 def test_copies_are_counted_once_and_only_where_they_are_needless():
@@ -77,16 +80,6 @@ def test_copies_are_counted_once_and_only_where_they_are_needless():
     assert (copies["loader"].count, copies["loader"].bytes, copies["loader"].ms) == (1, 4000, pytest.approx(0.4))
     assert (copies["step"].count, copies["step"].bytes) == (2, 8 * 4000 + 4 * 2000)
     assert copies["step"].ms == pytest.approx(0.8)
-
-
-def test_values_read_back_but_not_by_the_optimizer():
-    assert read_profile({"traceEvents": CPU}).reads == {"aten::item": 1}
-
-
-def test_the_timeline_begins_at_zero():
-    spans = read_profile({"traceEvents": CPU}).spans
-    assert spans[0] == ("loader", 0.0, 1.0)
-    assert ("lookup backward", 7.5, 8.5) in spans and ("optimizer", 9.0, 10.5) in spans
 
 
 # The same step on a GPU: the host launches, a thread of autograd's runs the backward, the device runs later.
@@ -130,15 +123,11 @@ def test_the_time_of_a_gpu_goes_to_whoever_launched():
     assert profile.product_share() == pytest.approx(1.2 / 2.06)
 
 
-def test_copies_between_host_and_device():
+def test_copies_between_host_and_device_and_what_waited_for_them():
     profile = read_profile({"traceEvents": CUDA})
     assert (profile.copies["HtoD"].count, profile.copies["HtoD"].bytes) == (1, 16_000)
     assert (profile.copies["DtoH"].count, profile.copies["DtoH"].bytes) == (1, 4)
     assert profile.pageable == 2
-
-
-def test_what_waited_for_the_device():
-    profile = read_profile({"traceEvents": CUDA})
     assert profile.waits == {"aten::_to_copy": 1, "aten::_local_scalar_dense": 1}
     assert profile.wait_ms == pytest.approx(1.83)
 

@@ -34,33 +34,22 @@ TRACE = [
     event("cuda_runtime", "cudaDeviceSynchronize", 200.0, 10),
 ]
 
-
-def test_a_quiet_step() -> None:
-    assert read_step({"traceEvents": TRACE}) == Step(launches=2)
-
-
-def test_a_copy_and_a_wait_are_found_even_if_the_device_runs_later() -> None:
-    name = "Memcpy DtoH (Device -> Pageable)"
-    more = [
-        event("cuda_runtime", "cudaMemcpyAsync", 150.0, 7),
-        event("cuda_runtime", "cudaStreamSynchronize", 151.0, 8),
-        event("gpu_memcpy", name, 900.0, 7),
-    ]
-    assert read_step({"traceEvents": [*TRACE, *more]}) == Step(2, [name], ["cudaStreamSynchronize"])
+TO_HOST, TO_DEVICE = "Memcpy DtoH (Device -> Pageable)", "Memcpy HtoD (Pinned -> Device)"
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize")
 
 
-@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize"])
-def test_every_way_to_wait(call: str) -> None:
-    trace = [*TRACE, event("cuda_driver" if call.startswith("cuS") else "cuda_runtime", call, 199.0, 20)]
-    assert read_step({"traceEvents": trace}).waits == [call]
-
-
-def test_a_copy_to_the_device() -> None:
-    copy = [
-        event("cuda_runtime", "cudaMemcpy", 150.0, 7),
-        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 151, 7),
-    ]
-    assert read_step({"traceEvents": [*TRACE, *copy]}).copies == ["Memcpy HtoD (Pinned -> Device)"]
+@pytest.mark.parametrize(
+    ("more", "copies", "waits"),
+    [
+        ([], [], []),
+        # The device copies long after the step.
+        ([event("cuda_runtime", "cudaMemcpyAsync", 150.0, 7), event("gpu_memcpy", TO_HOST, 900.0, 7)], [TO_HOST], []),
+        ([event("cuda_runtime", "cudaMemcpy", 150.0, 7), event("gpu_memcpy", TO_DEVICE, 151.0, 7)], [TO_DEVICE], []),
+        *(([event("cuda_driver" if x[2] == "S" else "cuda_runtime", x, 199.0, 20)], [], [x]) for x in WAITS),
+    ],
+)
+def test_copies_and_waits_within_the_step(more: list[dict[str, Any]], copies: list[str], waits: list[str]) -> None:
+    assert read_step({"traceEvents": [*TRACE, *more]}) == Step(2, copies, waits)
 
 
 def test_the_range_must_be_there_once() -> None:
