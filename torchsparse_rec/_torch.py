@@ -8,8 +8,9 @@ never a wrong number. The tests try each name and each substitute.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import reduce, wraps
 from typing import Any, TypeVar
 
@@ -98,6 +99,49 @@ def is_seen() -> bool:
 # Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
 # where torch does not tell.
 is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
+
+
+# A context without the transforms of torch.func that are at work. Without this name they follow a table's flush.
+_cleared = _private("_functorch.pyfunctorch.temporarily_clear_interpreter_stack", nullcontext)
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Return a context in which no transform of torch.func is at work."""
+    return nullcontext() if _transforms() is None else _cleared()  # type: ignore[no-any-return]
+
+
+_WRAPPING = (
+    ("eager_transforms", "_wrap_for_grad"),
+    ("eager_transforms", "_wrap_functional_tensor"),
+    ("vmap", "_add_batch_dim"),
+)
+
+
+def see_transformed(see: Callable[[Any], None]) -> None:
+    """
+    Call ``see`` of each tensor that a transform of torch.func is given, before it wraps it in C++.
+
+    Torch has no hook there. Where it lacks a name, a warning says that rows that are stale stay so.
+    """
+    for module, name in _WRAPPING:
+        functions = sys.modules.get(f"torch._functorch.{module}")
+        wrap = getattr(functions, name, None)
+        if wrap is None:
+            warnings.warn(
+                f"torch {torch.__version__} has no torch._functorch.{module}.{name}: before you give a table's "
+                "parameter to torch.func, call optimizer.flush()",
+                stacklevel=2,
+            )
+        else:
+            setattr(functions, name, _seeing(see, wrap))
+
+
+def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..., Any]:
+    def seeing(x: Any, *args: Any) -> Any:
+        see(x)
+        return wrap(x, *args)
+
+    return seeing
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

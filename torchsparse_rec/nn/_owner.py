@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import load_hooks, untraced
+from ..tables.stale import StaleParameter, flush_read
 from ..tables.table import are_same, table_of
 from ..typing import GradMode
 from ._fused import FusedLookups
@@ -23,8 +25,9 @@ class TableOwner(torch.nn.Module):
     """
     A module with a table ``weight``, rows of which an optimizer of this package may leave stale.
 
-    The class of the parameter flushes them before other code reads a row (``tables/stale.py``). Compilers, however,
-    read the storage: so the property ``weight`` flushes too, for graphs, and ``eval()``, for exported programs.
+    The class of the parameter flushes them before other code reads a row (``tables/stale.py``). Compilers, however, and
+    some functions of torch read the storage: so the property ``weight`` flushes too, and ``eval()``, for exported
+    programs.
     """
 
     # For a table in a collection, the collection's.
@@ -40,8 +43,9 @@ class TableOwner(torch.nn.Module):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
             return self.__dict__["weight"]  # type: ignore[no-any-return]
         if not torch.compiler.is_compiling():
-            if table_of(stored).growing is not None:  # its parameter is a plain one, which flushes nothing
-                table_of(stored).flush()
+            # The parameter of a table that grows is a plain one, which flushes nothing.
+            if type(stored) is StaleParameter or table_of(stored).growing is not None:
+                flush_read(stored, sys._getframe(1))
         elif self._may_be_stale() and not torch.compiler.is_exporting():
             _flush_untraced(self)
         return stored

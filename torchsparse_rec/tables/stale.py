@@ -3,48 +3,61 @@ The class of parameters that have stale rows: these are flushed before code outs
 
 Modules and optimizers of this package know which rows are stale, and work on tables as they are stored
 (:data:`~torchsparse_rec.ops.autograd.as_stored`). When other code calls a function of torch on such a parameter,
-torch calls :meth:`StaleParameter.__torch_function__` first.
+torch calls :meth:`StaleParameter.__torch_function__` first. Some functions of torch do not call it: for them the
+property ``weight`` of modules flushes (:func:`flush_read`), and so do transforms of torch.func
+(:func:`watch_transforms`).
 
 Parameters that are one rank's part of a table have the class too, always: it sees who reads their gradient.
 """
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from types import FrameType
+from functools import cache, lru_cache
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, grad_of, untraced
+from .._torch import as_stored, grad_of, outside_transforms, see_transformed, untraced
 from .part import Part, mark_gradient, passed_on, refuse_one_rank
 from .table import split_part, table_if_any, table_of
 
-__all__ = ["StaleParameter", "are_trained", "can_be_stale", "is_parameter", "mark_fresh", "mark_stale", "set_part"]
+__all__ = [
+    "StaleParameter",
+    "are_trained",
+    "can_be_stale",
+    "flush_read",
+    "is_parameter",
+    "mark_fresh",
+    "mark_stale",
+    "set_part",
+]
 
-# Functions and attributes that read and write no element: they need no flush.
+# Attributes and methods that read and write no element: they need no flush.
+_READ = (
+    *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "_version"),
+    *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "output_nr"),
+    *("_backward_hooks", "_post_accumulate_grad_hooks"),
+    *("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_nested"),
+)
+_SET = ("requires_grad", "grad", "_backward_hooks")
+_CALLED = (
+    *("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"),
+    *("requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "__len__", "__hash__"),
+)
 _METADATA = {
-    *(
-        getattr(Tensor, name).__get__
-        for name in (
-            *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "_version"),
-            *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "output_nr"),
-            *("_backward_hooks", "_post_accumulate_grad_hooks"),
-            *("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_nested"),
-        )
-    ),
-    *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "_backward_hooks")),
-    *(
-        getattr(Tensor, name)
-        for name in (
-            *("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"),
-            *("requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "__len__", "__hash__"),
-        )
-    ),
+    *(getattr(Tensor, name).__get__ for name in _READ),
+    *(getattr(Tensor, name).__set__ for name in _SET),
+    *(getattr(Tensor, name) for name in _CALLED),
 }
+# The same by the instructions of Python with which a module's reader goes on.
+_ASKING = {("LOAD_ATTR", name) for name in (*_READ, *_CALLED)} | {("LOAD_METHOD", name) for name in _CALLED}
+_ASKING |= {("STORE_ATTR", name) for name in _SET}
 
 # The file of torch's clipping functions, which silently skip parameters without a gradient.
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
@@ -150,6 +163,7 @@ def mark_stale(parameters: Iterable[Tensor]) -> None:
             table = table_if_any(parameter)
             if table is not None and table.growing is None and table.is_stale():
                 parameter.__class__ = StaleParameter  # type: ignore[assignment]
+                watch_transforms()
 
 
 def mark_fresh(parameter: Tensor) -> None:
@@ -179,8 +193,50 @@ def set_part(parameter: Tensor, part: Part) -> None:
     table_of(parameter).part = part
 
 
+def flush_read(parameter: Tensor, reader: FrameType) -> None:
+    """
+    Flush a table's stale rows before ``reader`` gets its parameter as the attribute of a module.
+
+    What takes the parameter next may be a function that torch does not dispatch, such as ``torch.tensor`` or one of
+    TorchScript. Where the reader goes on to ask for a shape, a dtype, ``.grad`` and the like, nothing is flushed.
+    """
+    if _goes_on(reader.f_code, reader.f_lasti) not in _ASKING:
+        if table_of(parameter).growing is not None:
+            table_of(parameter).flush()
+        else:
+            _flush_among(parameter)
+
+
+@lru_cache(maxsize=4096)
+def _goes_on(code: CodeType, at: int) -> tuple[str, Any] | None:
+    """Return what code does next with the attribute that it reads at an offset; None: it reads none by itself."""
+    instructions = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
+    for this, following in zip(instructions, instructions[1:], strict=False):
+        if this.offset <= at < following.offset:
+            return (following.opname, following.argval) if this.opname == "LOAD_ATTR" else None
+    return None
+
+
+@cache
+def watch_transforms() -> None:
+    """From now on, have the transforms of torch.func flush the stale rows of tables that they are given."""
+    see_transformed(_flush_transformed)
+
+
+def _flush_transformed(x: Any) -> None:
+    if type(x) is StaleParameter:
+        (_flush_untraced if torch.compiler.is_compiling() else _flush_among)(x)
+
+
 def _flush_among(arguments: Any) -> None:
-    for parameter in _stale_among(arguments):
+    stale = list(_stale_among(arguments))
+    if stale:
+        with outside_transforms():
+            _flush_all(stale)
+
+
+def _flush_all(parameters: Iterable[Tensor]) -> None:
+    for parameter in parameters:
         table = table_if_any(parameter)
         if table is None or table.rows is None:  # torch.utils.swap_tensors gave it this class
             mark_fresh(parameter)
