@@ -51,6 +51,28 @@ def test_states_are_those_of_torch(name):
     assert isinstance(mine, type(torchs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ALL)
+def test_a_state_that_another_optimizer_goes_on_with_is_copied(name, dtype):
+    def trained_on(copied):
+        case, run, tables = BY_NAME[name], batches(9), [owned_table(initial().to(dtype)) for _ in range(2)]
+        first, second = (case.ours([table], lr=0.05) for table in tables)
+        others = [torch.nn.Parameter(initial().to(dtype))]  # no table: torch's own step updates its state
+        first.add_param_group({"params": others})
+        second.add_param_group({"params": [torch.nn.Parameter(initial().to(dtype))]})
+        others[0].grad = torch.ones_like(others[0])
+        train(first, tables[0], run[:3], 0.05)
+        state = first.state_dict()
+        second.load_state_dict(copy.deepcopy(state) if copied else state)
+        for k in range(3, 9):
+            train(first, tables[0], run[k : k + 1], 0.05)
+            train(second, tables[1], run[k - 3 : k - 2], 0.05)
+        return [*tables, *others]
+
+    for shared, copied in zip(trained_on(False), trained_on(True), strict=True):
+        assert torch.equal(shared, copied)
+
+
 @pytest.mark.parametrize("name", TORCH)
 def test_a_run_that_moves_from_torch_and_back(name):
     case, run = BY_NAME[name], batches(60)

@@ -92,16 +92,26 @@ class Checkpoints(Optimizer):
         Load a state saved by this class, or by torch's optimizer of the same name.
 
         Args:
-            state_dict: the state of an optimizer with the same parameters in the same order.
+            state_dict: the state of an optimizer with the same parameters in the same order. Its tensors are copied,
+                where torch's optimizers would go on to share them with the optimizer that they came from.
         """
         kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
         self._release_tables()
         self._stepped = []
         super().load_state_dict(state_dict)
+        self._own_states(state_dict)
         self._keep_wide_states(state_dict)
         for group, values in zip(self.param_groups, kept, strict=True):
             for name, value in values.items():
                 group.setdefault(name, value)
+
+    def _own_states(self, state_dict: dict[str, Any]) -> None:
+        """Copy the states that torch has neither cast nor moved: the optimizer that they came from may go on."""
+        given = {id(x) for state in state_dict["state"].values() for x in state.values() if isinstance(x, Tensor)}
+        for state in self._stored_state.values():
+            for name, value in state.items():
+                if id(value) in given:
+                    state[name] = value.clone()
 
     def _release_tables(self) -> None:
         for clock in self._clocks():
@@ -115,7 +125,8 @@ class Checkpoints(Optimizer):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 if accumulator_dtype(parameter.dtype) != parameter.dtype:
                     state = state_dict["state"].get(key, {})
-                    self._wide[parameter] = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
+                    its = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
+                    self._wide[parameter] = {k: v.clone() for k, v in its.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy of the optimizer takes over, with all rows up to date, as in a checkpoint."""
