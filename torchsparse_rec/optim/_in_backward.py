@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._torch import as_stored, grad_of
 from ..ops.row_optimizer import OPTIMIZER_RULES
-from ..tables.table import SECOND_BACKWARD, any_grad, forget_collected
+from ..tables.table import SECOND_BACKWARD, Gradient, any_grad, forget_collected, no_gradient
 from ._checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ class InBackward(Checkpoints):
     """The part of an optimizer that, with ``in_backward=True``, keeps track of the step that backwards have begun."""
 
     _rule: Callable[[dict[str, Any]], Rule]
+    _group_if_any: Callable[[Tensor], dict[str, Any] | None]
     _stepped: list[StepGroup]
+    # Parameters that backwards have stepped since gradients were last set to None. In every other mode they would have
+    # a gradient now; and those of them that zero_grad(set_to_none=False) has given one of zeros.
+    _reached: dict[Tensor, None] = {}
+    _zeros: dict[Tensor, None] = {}
 
     def _check_first_backward(self, clocks: Iterable[Clock]) -> None:
         """Raise ``RuntimeError`` if a backward has stepped tables of one of the clocks since the last step."""
@@ -42,21 +47,26 @@ class InBackward(Checkpoints):
         if stepped and any(id(clock) in stepped for clock in clocks):
             raise RuntimeError(SECOND_BACKWARD)
 
-    def _end_backwards(self) -> None:
+    def _end_backwards(self) -> list[tuple[Tensor, Gradient]]:
         """
-        End the step of tables that backwards have stepped.
+        End the step of tables that backwards have stepped. Return the other tables whose gradients are zeros.
 
         Raises:
-            RuntimeError: the step would have been different at this point: a hyperparameter has changed since the
-                backward, or a table has a gradient that the backward left out.
+            RuntimeError: the step would have been different at this point: a hyperparameter or a table's group has
+                changed since the backward, or a table has a gradient that the backward left out.
         """
         if not self.in_backward:
-            return
+            return []
         forget_collected(self._all_parameters())
         stepped, self._stepped = self._stepped, []
-        groups = {id(group): group for group in self.param_groups}
+        reached: dict[Tensor, None] = {}
         for done in stepped:
-            group = groups[done.clock.group]
+            reached |= dict.fromkeys(done.parameters)
+            groups = [self._group_if_any(parameter) for parameter in done.parameters]
+            if any(id(group) != done.clock.group for group in groups):
+                raise already_written(f"{type(self).__name__}: a table's parameter group has changed before step()")
+            group = groups[0]
+            assert group is not None
             rule = self._rule(group)
             now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
             if now != (done.rule, done.hyperparameters, done.maximize):
@@ -66,6 +76,10 @@ class InBackward(Checkpoints):
                     f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied weights, "
                     "a penalty on weight)"
                 )
+        if reached:
+            self._reached = {**self._reached, **reached}
+        self._zeros = {p: None for p in self._zeros if p not in reached} if self._zeros else {}
+        return [(p, no_gradient(p)) for p in self._zeros if grad_of(p) is None]
 
     def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
         """
@@ -99,7 +113,9 @@ class InBackward(Checkpoints):
         with as_stored():
             if not set_to_none:
                 super().zero_grad(set_to_none)
+                self._zeros = self._reached
             else:
+                self._reached = self._zeros = {}
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         if grad_of(parameter) is not None:

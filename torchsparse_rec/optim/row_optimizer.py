@@ -125,12 +125,16 @@ class RowOptimizer(InBackward):
 
     def _group_of(self, weight: Tensor) -> dict[str, Any]:
         """Return the group that holds a table; where none does, one that moves no idle rows."""
+        return self._group_if_any(weight) or {"lazy": True}
+
+    def _group_if_any(self, weight: Tensor) -> dict[str, Any] | None:
+        """Return the group that lists a table now, or None."""
         groups = self.param_groups
         g, k = self._places.get(id(weight), (0, 0))
         if not (g < len(groups) and k < len(groups[g]["params"]) and groups[g]["params"][k] is weight):
             self._places = {id(p): (g, k) for g, group in enumerate(groups) for k, p in enumerate(group["params"])}
             if id(weight) not in self._places:
-                return {"lazy": True}
+                return None
             g, _ = self._places[id(weight)]
         return groups[g]
 
@@ -177,7 +181,7 @@ class RowOptimizer(InBackward):
         dense: list[dict[str, Any]] = []
         tables: list[tuple[Tensor, Gradient]] = []
         with torch.no_grad(), as_stored():
-            self._end_backwards()
+            tables += self._end_backwards()
             for group in self.param_groups:
                 others = self._collect(group, tables)
                 if others:
@@ -197,16 +201,13 @@ class RowOptimizer(InBackward):
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
         """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
         others, found = [], []
-        name, number, idle = type(self).__name__, id(group), self._zero_rows_are_idle or group["lazy"]
+        name, idle = type(self).__name__, self._zero_rows_are_idle or group["lazy"]
         for parameter in group["params"]:
             grad = grad_of(parameter)
             if grad is None:
                 continue
             table = table_if_any(parameter)
-            if table is not None and table.rows is not None:
-                if table.rows.clock.group != number:
-                    table.release()
-            elif grad.layout is not torch.sparse_coo:
+            if (table is None or table.rows is None) and grad.layout is not torch.sparse_coo:
                 if table is None or not table.owned or self._steps_densely(group, parameter, idle):
                     others.append(parameter)
                     continue
@@ -236,6 +237,8 @@ class RowOptimizer(InBackward):
         """
         Begin a step of tables; return them in groups, each of which one call of an operator can step.
 
+        As torch does, it steps a table with the parameter group that lists it now, and not where none does.
+
         The caller then updates the groups, by ``row_optimizer_update_`` or ``embedding_collection_update_``, and calls
         :meth:`end_step`.
 
@@ -243,7 +246,9 @@ class RowOptimizer(InBackward):
             parameters: the parameters of the tables.
             in_backward: whether a backward takes the step, before :meth:`step`. Only one backward may.
         """
-        parameters = list(parameters)
+        parameters = [parameter for parameter in parameters if self._is_listed(parameter)]
+        if not parameters:
+            return []
         for growing in growing_among(parameters):
             growing.steps()
         together = self._together.get(id(parameters[0]))
@@ -257,6 +262,13 @@ class RowOptimizer(InBackward):
         if in_backward:
             self._stepped = [*self._stepped, *begun]
         return begun
+
+    def _is_listed(self, parameter: Tensor) -> bool:
+        """Say whether a group lists a table. If it is another group than before, the table leaves its clock."""
+        group, table = self._group_if_any(parameter), table_if_any(parameter)
+        if table is not None and table.rows is not None and table.rows.clock.group != id(group):
+            table.release()
+        return group is not None
 
     def _gather(self, parameters: list[Tensor]) -> Together:
         by_clock: dict[Clock, list[Table]] = {}

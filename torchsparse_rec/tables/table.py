@@ -38,6 +38,7 @@ __all__ = [
     "growing_among",
     "is_any_collecting",
     "is_growing_stale",
+    "no_gradient",
     "note_change",
     "split_part",
     "table_if_any",
@@ -92,6 +93,12 @@ class Gradient(NamedTuple):
     """``[U]`` int64, strictly increasing; None: all rows."""
     values: Tensor
     """``[U, D]``, or ``[V, D]`` for all rows."""
+
+
+def no_gradient(parameter: Tensor) -> Gradient:
+    """Return the gradient of a table none of whose rows has been looked up."""
+    values = flat(parameter)[:0]
+    return Gradient(torch.zeros(0, dtype=torch.int64, device=values.device), values.to(accumulator_dtype(values.dtype)))
 
 
 class Collected(NamedTuple):
