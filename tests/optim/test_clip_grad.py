@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from kinds import WithHead, loss_of
 from optim.cases import DIM, initial
 
 from torchsparse_rec import optim
@@ -101,3 +102,18 @@ def test_a_norm_that_is_not_finite(where):
         optim.clip_grad_norm_(mine, 0.5, error_if_nonfinite=True)
     assert torch.equal(as_dense(mine[1]), before)
     assert optim.clip_grad_norm_(mine, 0.5).isinf()
+
+
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+@pytest.mark.parametrize("kind", ["table", "collection", "variable"])
+def test_torchs_clipping_of_what_a_backward_has_stepped_is_an_error(kind: str, name: str, clip) -> None:
+    model = WithHead(kind, "fused")
+    optimizer = getattr(optim, name)(model.parameters(), lr=0.1, in_backward=True)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with pytest.raises(RuntimeError, match="already updated a table in grad_mode='fused' for this step"):
+            clip(model.parameters(), 1.0)
+        optimizer.step()
+        clip(model.parameters(), 1.0)  # the head's gradients alone are left

@@ -103,7 +103,8 @@ class EmbeddingVariable(KeyedCheckpoints):
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""
         check_whole(self._stored_weight(), "EmbeddingVariable", _CALL_INSTEAD)
-        return self._look_up_here(ids)
+        with as_stored():
+            return self._look_up_here(ids)
 
     def _look_up_here(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
         """Return the rows of keys ``[N]``, of which this process has all; see :meth:`rows_of`."""

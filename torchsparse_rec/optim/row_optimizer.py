@@ -14,7 +14,7 @@ from .._torch import as_stored, below_autograd, grad_of, is_made_by_zero, is_ste
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
-from ..tables.stale import can_be_stale, mark_stale
+from ..tables.stale import can_be_stale, mark_stale, mark_stepped
 from ..tables.table import (
     Gradient,
     Rows,
@@ -260,6 +260,7 @@ class RowOptimizer(InBackward):
             self._check_first_backward(clock for clock, _ in together.tables)
         begun = [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
         if in_backward:
+            mark_stepped(parameters)
             self._stepped = [*self._stepped, *begun]
         return begun
 

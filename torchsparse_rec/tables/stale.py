@@ -35,6 +35,7 @@ __all__ = [
     "is_parameter",
     "mark_fresh",
     "mark_stale",
+    "mark_stepped",
     "set_part",
 ]
 
@@ -66,6 +67,8 @@ _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # t
 class StaleParameter(Parameter):
     """
     A table's parameter while an optimizer of this package may leave rows of it stale, or other ranks have parts of it.
+
+    A table that a backward steps has it too: who reads its gradient to clip it is told that it comes too late.
 
     Copies are plain Parameters. A flush does not change the class back: compilers recompile whenever a parameter's
     class changes.
@@ -164,6 +167,14 @@ def mark_stale(parameters: Iterable[Tensor]) -> None:
             if table is not None and table.growing is None and table.is_stale():
                 parameter.__class__ = StaleParameter  # type: ignore[assignment]
                 watch_transforms()
+
+
+def mark_stepped(parameters: Iterable[Tensor]) -> None:
+    """Make parameters that a backward steps ``StaleParameter``: who clips gradients is to hear that it is too late."""
+    for parameter in parameters:
+        if type(parameter) is Parameter:
+            parameter.__class__ = StaleParameter  # type: ignore[assignment]
+            watch_transforms()
 
 
 def mark_fresh(parameter: Tensor) -> None:
