@@ -220,6 +220,15 @@ def current_backward() -> int:
     return _graph_task()  # type: ignore[no-any-return]
 
 
+def is_run_again() -> bool:
+    """
+    Say whether this forward runs within a backward: activation checkpointing runs it a second time.
+
+    False where torch does not tell: what forwards count is then counted twice.
+    """
+    return _task is not None and _task() != -1
+
+
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Have the backward that runs call ``callback`` when it has come to its end, unless it raises before."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]

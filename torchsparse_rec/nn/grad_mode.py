@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, is_in_fsdp, untraced
+from .._torch import as_stored, is_in_fsdp, is_run_again, untraced
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
@@ -118,7 +118,7 @@ class HasGradMode(FusedOwner):
         """Return the layouts of gradients under ``"auto"`` of a lookup of so many ids (None: unknown) in each table."""
         if torch.compiler.is_compiling():
             return ["dense" if auto.mode == "sparse" else auto.mode for auto in autos]
-        if self.training:
+        if self.training and not is_run_again():
             for auto, count in zip(autos, ids, strict=True):
                 if count is not None:
                     auto.count(count)

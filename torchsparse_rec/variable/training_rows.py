@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .._torch import is_run_again
 from ..tables.table import table_of
 from .initial import InitialRows
 from .keys import insert_together
@@ -43,12 +44,15 @@ class TrainingRows:
         self.newcomers, self._insertions_before = [], -1
 
     def takes_all(self) -> bool:
-        """Say whether a lookup inserts every int64 key that has no row, without a filter or other tiers to ask."""
+        """Say whether a lookup inserts and counts every int64 key, without a filter or other tiers to ask."""
         rows = self.rows
-        return rows.admission is None and rows.cold is None and rows.store.key_dtype == torch.int64
+        takes_all = rows.admission is None and rows.cold is None and rows.store.key_dtype == torch.int64
+        return takes_all and not is_run_again()
 
     def begin(self, count: int) -> None:
         """Prepare a training lookup of ``count`` ids: count the step, admit waiting keys, evict on schedule."""
+        if is_run_again():
+            return
         store = self.rows.store
         if table_of(store.weight).optimizer is None:
             store.step += 1
@@ -59,6 +63,8 @@ class TrainingRows:
 
     def rows_of(self, ids: Tensor) -> Tensor:
         """Return the rows of ids in the training step that :meth:`begin` has prepared, ``[N]``; insert new keys."""
+        if is_run_again():
+            return self._rows_again(ids)
         rows, step = self.rows, self.rows.store.step
         keys, admission = rows.store.keys, rows.admission
         if rows.cold is not None:
@@ -80,6 +86,16 @@ class TrainingRows:
             self._write_default_row()
         rows.keep_capacity()
         return found if admission is None else found.clamp_min_(0)
+
+    def _rows_again(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids for a lookup that runs again, which counts and admits nothing."""
+        rows, admits = self.rows, self.rows.admission is not None
+        if rows.cold is not None:  # they may have left the first tier since
+            rows.cold.promote(ids, rows.find_room)
+        nobody = torch.zeros_like(ids, dtype=torch.bool) if admits else None
+        found, inserted = rows.store.keys.insert(ids, allowed=nobody, version=rows.store.step, make_room=rows.find_room)
+        self.end(inserted, ids)
+        return found.clamp_min_(0) if admits else found
 
     def end(self, inserted: Tensor, ids: Tensor) -> None:
         """Finish a training lookup: initialise its new rows, and evict keys beyond the capacity."""
