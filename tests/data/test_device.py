@@ -318,9 +318,7 @@ def test_cuda_batches_are_whole_though_the_stream_is_busy():
         assert batch["x"].device.type == batch["j"].values().device.type == "cuda"
         busy = busy @ busy / 2048
         sums.append((batch["x"].sum(), batch["j"].values().sum()))
-    assert [int(a) for a, _ in sums] == [i << 20 for i in range(16)] and [int(b) for _, b in sums] == [
-        5 * i for i in range(16)
-    ]
+    assert [(int(a), int(b)) for a, b in sums] == [(i << 20, 5 * i) for i in range(16)]
 
 
 @pytest.mark.cuda

@@ -13,7 +13,6 @@ import sys
 
 import pytest
 
-MUTATIONS = 2000
 # Bytes beyond the memory that the process has before the first mutation.
 MEMORY = 1 << 30
 
@@ -155,15 +154,15 @@ print("all", sum(outcomes.values()))
 """
 
 
-def fuzz(folder, count, seed):
+@pytest.mark.parametrize(
+    ("count", "seed"), [(2000, 0), *(pytest.param(10_000, seed, marks=pytest.mark.full) for seed in range(1, 6))]
+)
+def test_thousands_of_mutations(count, seed, tmp_path):
     # The limit counts addresses: arenas of threads, and holes left by large blocks, would use it up.
     allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1000000"}
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **allocator}
-    command = [sys.executable, "-c", PROGRAM, folder, str(count), str(MEMORY), str(seed)]
-    return subprocess.run(command, capture_output=True, text=True, env=variables)
-
-
-def check(done, count):
+    command = [sys.executable, "-c", PROGRAM, tmp_path, str(count), str(MEMORY), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert lines[-1] == f"all {count}"
@@ -175,13 +174,3 @@ def check(done, count):
     named = {line.split()[0] for line in lines if " named " in line}
     assert {"mapped.arrow", "compressed.arrow", "a.parquet", "a.csv", "train.txt", "u.data", "ratings.dat"} <= named
     assert {"rows.tfrecord", "batches.tfrecord", "rows.tfrecord.gz"} <= named
-
-
-def test_two_thousand_mutations(tmp_path):
-    check(fuzz(tmp_path, MUTATIONS, 0), MUTATIONS)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_more_mutations(seed, tmp_path):
-    check(fuzz(tmp_path, 10_000, seed), 10_000)

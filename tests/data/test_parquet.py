@@ -29,14 +29,12 @@ def test_damaged_parquet_names_the_row_group(tmp_path):
     start = group.dictionary_page_offset or group.data_page_offset
     data[start + 4000] ^= 16
     path.write_bytes(data)
-    with pytest.raises(
-        DataError, match=f"f.parquet: byte {start}: row group 3 is damaged: .*(CRC|could not verify page)"
-    ):
+    text = f"f.parquet: byte {start}: row group 3 is damaged: .*(CRC|could not verify page)"
+    with pytest.raises(DataError, match=text):
         list(read_parquet(path))
     path.write_bytes(data[:-1])
-    with pytest.raises(
-        DataError, match=f"f.parquet: byte {len(data) - 9}: Parquet's footer, which ends here, is damaged"
-    ):
+    text = f"f.parquet: byte {len(data) - 9}: Parquet's footer, which ends here, is damaged"
+    with pytest.raises(DataError, match=text):
         list(read_parquet(path))
 
 

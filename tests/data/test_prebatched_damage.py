@@ -32,22 +32,19 @@ def place_of(path, column, i):
 
 
 @compressions
-def test_damaged_data_names_file_byte_column_and_batch(compression, tmp_path):
-    path = tmp_path / "f.arrow"
+def test_damaged_data_names_file_byte_column_and_batch(compression, path):
     write_prebatched(path, [{"a": torch.rand(100), "b": torch.rand(100)} for _ in range(3)], compression=compression)
     start = place_of(path, "b", 1)
     flip(path, start + 17)
     dataset = PrebatchedDataset(path)
-    with pytest.raises(
-        DataError, match=rf"f.arrow: byte {start}: the checksum of column 'b' in batch 1 is wrong"
-    ) as raised:
+    text = rf"f.arrow: byte {start}: the checksum of column 'b' in batch 1 is wrong"
+    with pytest.raises(DataError, match=text) as raised:
         list(dataset)
     assert (raised.value.path, raised.value.offset) == (str(path), start)
     assert len(list(PrebatchedDataset(path, columns=["a"]))) == 3
 
 
-def test_verify_says_when_checksums_are_compared(tmp_path):
-    path = tmp_path / "f.arrow"
+def test_verify_says_when_checksums_are_compared(path):
     write_prebatched(path, [{"a": torch.rand(100)}])
     datasets = {verify: PrebatchedDataset(path, verify=verify) for verify in ("first", "always", "never")}
     for dataset in datasets.values():
@@ -67,9 +64,8 @@ def test_verify_says_when_checksums_are_compared(tmp_path):
 
 
 @compressions
-def test_damaged_offsets_are_an_error_even_unverified(compression, tmp_path):
+def test_damaged_offsets_are_an_error_even_unverified(compression, path):
     """Refuse offsets by which operators would read beyond the values."""
-    path = tmp_path / "f.arrow"
     write_prebatched(path, [{"l": JaggedTensor.from_dense([torch.arange(5)] * 4)}], compression=compression)
     if compression is None:
         with pa.memory_map(str(path)) as memory, pa.ipc.open_file(memory) as reader:
@@ -81,8 +77,8 @@ def test_damaged_offsets_are_an_error_even_unverified(compression, tmp_path):
         PrebatchedDataset(path, verify="never").get_batch(0)
 
 
-def test_every_byte_of_the_index_is_protected(tmp_path):
-    path, copy = tmp_path / "f.arrow", tmp_path / "g.arrow"
+def test_every_byte_of_the_index_is_protected(path, tmp_path):
+    copy = tmp_path / "g.arrow"
     write_prebatched(path, [{"x": [1, 2]}, {"x": [3]}])
     data = path.read_bytes()
     footer = int.from_bytes(data[-10:-6], "little")
@@ -109,25 +105,22 @@ def rewrite_entries(path, name, value):
     ("name", "value"),
     [("offset", -8), ("offset", 2**62), ("offset", 13), ("body", 2**62), ("body", -1), ("metadata", 2**31), ("metadata", 0), ("rows", -1)],  # noqa: E501
 )  # fmt: skip
-def test_places_outside_the_file_are_refused(name, value, tmp_path):
-    path = tmp_path / "f.arrow"
+def test_places_outside_the_file_are_refused(name, value, path):
     write_prebatched(path, [{"x": [1, 2]}])
     rewrite_entries(path, name, value)
     with pytest.raises(DataError, match="batch 0 must lie between bytes 8 and"):
         PrebatchedDataset(path)
 
 
-def test_rows_beyond_counting_are_refused(tmp_path):
-    path = tmp_path / "f.arrow"
+def test_rows_beyond_counting_are_refused(path):
     write_prebatched(path, [{"x": [1, 2]}] * 4)
     rewrite_entries(path, "rows", 2**62)
     with pytest.raises(DataError, match="a file may have 281474976710656 rows, got 18446744073709551616"):
         PrebatchedDataset(path)
 
 
-def test_crafted_rows_take_no_memory(tmp_path):
+def test_crafted_rows_take_no_memory(path):
     """Raise when the batch is read; until then, an epoch of so many rows is only arithmetic."""
-    path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": [1, 2]}])
     rewrite_entries(path, "rows", 2**47)
     dataset = PrebatchedDataset(path, batch_size=1)
@@ -136,9 +129,8 @@ def test_crafted_rows_take_no_memory(tmp_path):
         dataset.get_batch(2**46)
 
 
-def test_small_files_do_not_stand_for_gigabytes(tmp_path, monkeypatch):
+def test_small_files_do_not_stand_for_gigabytes(path, monkeypatch):
     """Refuse a batch that decodes to more than the limit, here 0.1 GB."""
-    path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": torch.full((10**7,), 2**40), "y": torch.full((10**7,), 1.5)}], compression="zstd")
     assert path.stat().st_size < 5000 and len(PrebatchedDataset(path).get_batch(0)["x"]) == 10**7
     monkeypatch.setattr(_planes, "_MOST_FREE", 10**8)
@@ -171,13 +163,11 @@ def test_a_directory_that_is_too_deep_is_damage(tmp_path, monkeypatch):
 
 
 @compressions
-def test_wrong_row_counts_are_refused(compression, tmp_path):
-    path = tmp_path / "f.arrow"
+def test_wrong_row_counts_are_refused(compression, path):
     write_prebatched(path, [{"x": [1, 2]}], compression=compression)
     rewrite_entries(path, "rows", 2**40)
-    with pytest.raises(
-        DataError, match="batch 0 has 2 rows, the index says otherwise|batch 0 is damaged: expected a part"
-    ):
+    text = "batch 0 has 2 rows, the index says otherwise|batch 0 is damaged: expected a part"
+    with pytest.raises(DataError, match=text):
         PrebatchedDataset(path).get_batch(0)
 
 

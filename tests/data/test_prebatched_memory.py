@@ -20,8 +20,7 @@ from torchsparse_rec.data import (
 compressions = pytest.mark.parametrize("compression", [None, "zstd"], ids=["mapped", "compressed"])
 
 
-def test_a_tensor_that_is_written_to_changes_neither_the_file_nor_later_reads(tmp_path):
-    path = tmp_path / "f.arrow"
+def test_a_tensor_that_is_written_to_changes_neither_the_file_nor_later_reads(path):
     write_prebatched(path, [{"x": torch.arange(10_000.0), "k": torch.ones(10_000, 2)}])
     before = path.read_bytes()
     dataset = PrebatchedDataset(path, verify="always")
@@ -34,8 +33,7 @@ def test_a_tensor_that_is_written_to_changes_neither_the_file_nor_later_reads(tm
     assert again["x"].sum() == torch.arange(10_000.0).sum() and again["k"].sum() == 20_000
 
 
-def test_tensors_lie_in_the_mapping_and_outlive_dataset_and_file(tmp_path):
-    path = tmp_path / "f.arrow"
+def test_tensors_lie_in_the_mapping_and_outlive_dataset_and_file(path):
     write_prebatched(path, [{"x": torch.arange(50_000)}, {"x": torch.arange(50_000)}])
     dataset = PrebatchedDataset(path)
     batches = [batch["x"] for batch in dataset]
@@ -52,8 +50,7 @@ def test_tensors_lie_in_the_mapping_and_outlive_dataset_and_file(tmp_path):
 
 
 @compressions
-def test_a_file_that_has_shrunk_is_an_error(compression, tmp_path):
-    path = tmp_path / "f.arrow"
+def test_a_file_that_has_shrunk_is_an_error(compression, path):
     write_prebatched(path, ({"x": torch.rand(20_000)} for _ in range(5)), compression=compression)
     size = path.stat().st_size
     dataset = PrebatchedDataset(path, threads=1)
@@ -69,8 +66,7 @@ def test_a_file_that_has_shrunk_is_an_error(compression, tmp_path):
         PrebatchedDataset(path)
 
 
-def test_a_compressed_file_that_shrinks_while_it_is_read_ends_no_process(tmp_path):
-    path = tmp_path / "f.arrow"
+def test_a_compressed_file_that_shrinks_while_it_is_read_ends_no_process(path):
     for _ in range(30):
         write_prebatched(path, ({"x": torch.rand(5_000)} for _ in range(30)), compression="zstd")
         batches = iter(PrebatchedDataset(path, threads=2))
@@ -81,8 +77,7 @@ def test_a_compressed_file_that_shrinks_while_it_is_read_ends_no_process(tmp_pat
 
 
 @compressions
-def test_a_file_that_is_written_to_is_an_error(compression, tmp_path):
-    path = tmp_path / "f.arrow"
+def test_a_file_that_is_written_to_is_an_error(compression, path):
     write_prebatched(path, [{"x": torch.zeros(100)}] * 2, compression=compression)
     dataset = PrebatchedDataset(path, verify="never")
     dataset.get_batch(0)
@@ -93,8 +88,7 @@ def test_a_file_that_is_written_to_is_an_error(compression, tmp_path):
 
 
 @compressions
-def test_a_file_that_is_replaced_goes_on_here_and_is_an_error_elsewhere(compression, tmp_path):
-    path = tmp_path / "f.arrow"
+def test_a_file_that_is_replaced_goes_on_here_and_is_an_error_elsewhere(compression, path):
     write_prebatched(path, [{"x": torch.zeros(100)}], compression=compression)
     dataset = PrebatchedDataset(path)
     pickled = pickle.dumps(dataset)
@@ -106,8 +100,7 @@ def test_a_file_that_is_replaced_goes_on_here_and_is_an_error_elsewhere(compress
         pickle.loads(pickled)
 
 
-def test_kept_batches_hold_no_files(tmp_path):
-    path = tmp_path / "f.arrow"
+def test_kept_batches_hold_no_files(path):
     write_prebatched(path, ({"x": torch.full((8,), i)} for i in range(50)))
     dataset = PrebatchedDataset(path)
     gc.collect()
@@ -117,8 +110,7 @@ def test_kept_batches_hold_no_files(tmp_path):
     assert [int(batch["x"][0]) for batch in kept] == list(range(50))
 
 
-def test_only_chosen_columns_are_brought_in(tmp_path, monkeypatch):
-    path = tmp_path / "f.arrow"
+def test_only_chosen_columns_are_brought_in(path, monkeypatch):
     write_prebatched(path, [{name: torch.rand(10_000) for name in "abc"}])
     sizes = []
     monkeypatch.setattr(_prebatched_file, "populate", lambda address, size: sizes.append(size))
@@ -128,8 +120,7 @@ def test_only_chosen_columns_are_brought_in(tmp_path, monkeypatch):
     assert sizes[1] > 120_000 and len(sizes) == 2
 
 
-def test_a_process_without_room_for_a_mapping_says_so(tmp_path, monkeypatch):
-    path = tmp_path / "f.arrow"
+def test_a_process_without_room_for_a_mapping_says_so(path, monkeypatch):
     write_prebatched(path, [{"x": [1]}])
     dataset = PrebatchedDataset(path)
     full = OSError(errno.ENOMEM, "Cannot allocate memory")

@@ -1,6 +1,7 @@
 """The order of prebatched batches: shuffles, other sizes, ranks, workers, and resuming where a run stopped."""
 
 import json
+from collections import namedtuple
 
 import pyarrow as pa
 import pytest
@@ -105,11 +106,8 @@ def test_ranks_share_an_epoch_evenly(keywords, world, files):
 
 def test_first_batches_by_hand(files):
     assert rows(PrebatchedDataset(files[None]))[:3] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11], [12]]
-    assert rows(PrebatchedDataset(files[None], batch_size=6))[:3] == [
-        [0, 1, 2, 3, 4, 5],
-        [6, 7, 8, 9, 10, 11],
-        [12, 13, 14, 15, 16, 17],
-    ]
+    found = rows(PrebatchedDataset(files[None], batch_size=6))
+    assert found[:3] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
     shuffled = rows(PrebatchedDataset(files[None], shuffle=True))
     stored = rows(PrebatchedDataset(files[None]))
     assert shuffled != stored and sorted(shuffled) == sorted(stored)
@@ -206,11 +204,8 @@ def test_workers_that_stay_see_the_next_epoch(files):
     del loader
 
 
-class WorkerInfo:
-    """What torch tells a dataset in a worker process."""
-
-    def __init__(self, id, num_workers):
-        self.id, self.num_workers = id, num_workers
+# What torch tells a dataset in a worker process.
+WorkerInfo = namedtuple("WorkerInfo", "id num_workers")
 
 
 def test_each_workers_own_state_goes_on(files, monkeypatch):

@@ -68,11 +68,8 @@ def test_lists_of_no_items_are_matrices_without_columns(column, shape, tmp_path)
 def test_lists_are_jagged_tensors(kind):
     batch = pa.record_batch({"x": pa.array([[3, 1], [], [4], [1, 5]], kind)})
     x = to_tensors(batch)["x"]
-    assert (
-        isinstance(x, JaggedTensor)
-        and x.values().tolist() == [3, 1, 4, 1, 5]
-        and x.offsets().tolist() == [0, 2, 2, 3, 5]
-    )
+    assert isinstance(x, JaggedTensor) and x.values().tolist() == [3, 1, 4, 1, 5]
+    assert x.offsets().tolist() == [0, 2, 2, 3, 5]
     assert x.offsets().dtype == (torch.int64 if kind == pa.large_list(pa.int64()) else torch.int32)
     assert x.values().data_ptr() == address(batch.column("x").values)
     sliced = to_tensors(batch.slice(2))["x"]
@@ -249,9 +246,8 @@ numbers = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)
 @settings(max_examples=50)
 @given(rows=st.lists(numbers, min_size=0, max_size=8), wide=st.booleans(), start=st.integers(0, 8))
 def test_round_trip_of_jagged_rows(rows, wide, start):
-    batch = pa.record_batch({"x": pa.array(rows, pa.large_list(pa.int64()) if wide else pa.list_(pa.int64()))}).slice(
-        start
-    )
+    kind = pa.large_list(pa.int64()) if wide else pa.list_(pa.int64())
+    batch = pa.record_batch({"x": pa.array(rows, kind)}).slice(start)
     again = to_record_batch(to_tensors(batch))
     assert again.column("x").to_pylist() == rows[start:]
 

@@ -12,20 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from data.tfrecord_cases import FEATURES, SCHEMA, read_in_small_chunks, rows, table
+from data.tfrecord_cases import FEATURES, SCHEMA, rows, table
 
 from torchsparse_rec import data
 from torchsparse_rec.compat._parity.reference import record as reference
 from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import FixedLenFeature, TFRecordReader, TFRecordWriter, VarLenFeature
 from torchsparse_rec.data import _tfrecord_blocks as blocks_module
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read files a few hundred bytes at a time, so that records and headers lie across the borders."""
-    read_in_small_chunks(monkeypatch)
-
 
 # ---- There and back -------------------------------------------------------------------------------------------------
 
@@ -172,10 +165,8 @@ def test_arguments_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="TFRecordReader: paths must be a file's name or several, got NoneType"):
         TFRecordReader(None)  # type: ignore[arg-type]
     assert len(table(TFRecordReader(bytes(path), FEATURES))) == 2  # type: ignore[arg-type]
-    with (
-        TFRecordWriter(tmp_path / "y") as writer,
-        pytest.raises(TypeError, match="must be a pyarrow.RecordBatch, got dict"),
-    ):
+    text = "must be a pyarrow.RecordBatch, got dict"
+    with TFRecordWriter(tmp_path / "y") as writer, pytest.raises(TypeError, match=text):
         writer.write({"x": [1]})  # type: ignore[arg-type]
     double = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(ValueError, match="the columns of a batch must have distinct names, got 'x' twice"):
@@ -240,7 +231,6 @@ def test_lengths_of_rows_are_read_beside_their_rows(tmp_path: Path) -> None:
         VarLenFeature("int64"),
     ):
         for features in ({"x": lists, "x/row_lengths": bad}, {"x/row_lengths": bad, "x": lists}):
-            with pytest.raises(
-                ValueError, match=r"features\['x/row_lengths'\] must be FixedLenFeature\(\(\), 'int64'\)"
-            ):
+            text = r"features\['x/row_lengths'\] must be FixedLenFeature\(\(\), 'int64'\)"
+            with pytest.raises(ValueError, match=text):
                 TFRecordReader(path, features, prebatched=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from data.tfrecord_cases import ids, read_in_small_chunks, table
+from data.tfrecord_cases import ids, table
 
 from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader
@@ -64,11 +64,11 @@ def test_an_error_is_raised_in_its_turn(error: BaseException) -> None:
     assert raised.value is error and found == [0, 1, 2] and threads() == 0
 
 
-@pytest.mark.parametrize("close", [True, False])
-def test_the_thread_ends_when_nobody_wants_more(close: bool) -> None:
+@pytest.mark.parametrize(("many", "close"), [(False, True), (False, False), (True, False)])
+def test_threads_end_when_nobody_wants_more(many: bool, close: bool) -> None:
     items = Items(10**9)
-    stream: Any = ahead(iter(items))
-    assert next(stream) == 0 and threads() == 1
+    stream: Any = mapped(abs, ahead(iter(items)), 2) if many else ahead(iter(items))
+    assert next(stream) == 0 and (many or threads() == 1)
     if close:
         stream.close()
     del stream
@@ -122,17 +122,7 @@ def test_errors_of_items_and_of_what_is_made_come_in_their_turn(count: int) -> N
         assert found == list(range(many)) and threads() == 0
 
 
-def test_threads_end_when_nobody_wants_more() -> None:
-    items = Items(10**9)
-    stream: Any = mapped(abs, ahead(iter(items)), 2)
-    assert next(stream) == 0
-    del stream
-    gc.collect()
-    assert items.closed and threads() == 0
-
-
-def test_a_reader_that_is_left_closes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_in_small_chunks(monkeypatch)
+def test_a_reader_that_is_left_closes_its_file(tmp_path: Path, small_chunks: None) -> None:
     (tmp_path / "x").write_bytes(framed(ids(1000)))
     before = len(os.listdir("/proc/self/fd"))
     stream = iter(TFRecordReader(tmp_path / "x", X, 1))

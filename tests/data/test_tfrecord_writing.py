@@ -75,11 +75,6 @@ def test_what_no_example_holds(tmp_path: Path, column: pa.Array, match: str) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_prebatched_record_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"column 'x' has nulls, which a record that holds a batch cannot say"):
-        data.write_tfrecord(tmp_path / "x", [pa.record_batch({"x": [1, None]})], prebatched=True)
-
-
 def test_the_file_bears_its_name_once_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"before")
@@ -135,7 +130,9 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
         writer.write(rows(0, 1))
 
 
-def test_lengths_and_a_column_of_their_name(tmp_path: Path) -> None:
+def test_what_a_prebatched_record_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"column 'x' has nulls, which a record that holds a batch cannot say"):
+        data.write_tfrecord(tmp_path / "x", [pa.record_batch({"x": [1, None]})], prebatched=True)
     batch = pa.record_batch({"x": [[1], [2, 3]], "x/row_lengths": [10, 20]})
     with pytest.raises(ValueError, match=r"column 'x/row_lengths' has the name under which the lengths of the rows of"):
         data.write_tfrecord(tmp_path / "x", [batch], prebatched=True)

@@ -11,8 +11,6 @@ import pytest
 
 from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader, VarLenFeature
-from torchsparse_rec.data import _tfrecord_blocks as blocks_module
-from torchsparse_rec.data import tfrecord as tfrecord_module
 
 FEATURES = {
     "id": FixedLenFeature([], "int64"),
@@ -59,11 +57,6 @@ def rows(start: int, count: int, nulls: bool = True) -> pa.RecordBatch:
 
 def table(batches: Any) -> list[dict[str, Any]]:
     return pa.Table.from_batches(list(batches)).to_pylist()
-
-
-def read_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfrecord_module, "_CHUNK", 173)
-    monkeypatch.setattr(blocks_module, "_COMPRESSED", 61)
 
 
 def reading(path: Path, features: dict[str, Any] | None = None, **keywords: Any) -> tuple[list[Any], DataError]:

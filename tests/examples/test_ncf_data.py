@@ -72,19 +72,11 @@ def test_read_names_the_bad_line(dataset, bad, monkeypatch):
         reader.read_ratings(io.BytesIO(b"\n".join(lines)), "some file", layout)
 
 
-def test_read_truncated_file():
-    text = b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"
-    for cut in (2, 5, 10, 15):  # inside the last timestamp, at its start, and inside a field before it
-        with pytest.raises(ValueError, match="u.data: line 2: expected user<TAB>item"):
-            reader.read_ratings(io.BytesIO(text[:-cut]), "u.data", reader.TAB_LAYOUT)
-
-
 def test_file_that_ends_early_is_an_error(tmp_path):
     path = tmp_path / "u.data"
     path.write_bytes(file_text("ml-100k", np.full((3, 7), 5)))
-    with pytest.raises(
-        ValueError, match=r"u.data ends at line 7 with 7 ratings, expected the 100,000 ratings of ml-100k"
-    ):
+    text = r"u.data ends at line 7 with 7 ratings, expected the 100,000 ratings of ml-100k"
+    with pytest.raises(ValueError, match=text):
         data.read("ml-100k", path)
 
 

@@ -96,10 +96,8 @@ def test_an_endless_server_has_a_limit_of_bytes(cache, monkeypatch):
             send(bytes(1 << 16))
             sent.append(1 << 16)
 
-    with (
-        server(flood) as url,
-        pytest.raises(ValueError, match="sends more than 1,048,576 bytes: it is not the archive"),
-    ):
+    text = "sends more than 1,048,576 bytes: it is not the archive"
+    with server(flood) as url, pytest.raises(ValueError, match=text):
         data.download(url)
     # What the sockets hold comes on top.
     assert sum(sent) < 64 << 20 and not cache.exists()

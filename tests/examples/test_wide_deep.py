@@ -52,9 +52,8 @@ def test_batches_have_the_blogs_columns_and_depend_on_number_and_seed_alone(dist
 
 
 def test_zipf_is_skewed_as_it_says():
-    ids = torch.cat(
-        [x.flatten() for x in data.Generator(1000, 2000, "zipf").batch(0).columns.values() if x.dtype == torch.int64]
-    )
+    columns = data.Generator(1000, 2000, "zipf").batch(0).columns.values()
+    ids = torch.cat([x.flatten() for x in columns if x.dtype == torch.int64])
     counts = ids.bincount(minlength=1000).double()
     # Id i has the mass of [i + 1, i + 2) under x ** -1.05 on [1, 1001).
     edges = torch.arange(1, 1002).double() ** -0.05
@@ -255,7 +254,6 @@ def test_criteo_columns_take_what_is_missing():
 @pytest.mark.parametrize("kind", ["identity", "hashed"])
 def test_cuda_trains_as_the_cpu_does(kind):
     batches = list(data.Generator(300, 256).batches(0, 8))
-    columns = generated_columns(kind, 300, 4)
     losses = []
     for device in ("cpu", "cuda"):
         columns = generated_columns(kind, 300, 4)

@@ -169,31 +169,31 @@ def test_what_there_is_is_used(count):
     assert again.steps >= 10
 
 
-def test_wrong_arguments():
-    with pytest.raises(TypeError, match="diagnose: step must be a function of model, optimizer and batch, got int"):
-        diagnose(3, [], *NONE)
-    with pytest.raises(TypeError, match="diagnose: loader must be an iterable of batches, got int"):
-        diagnose(step, 3, *NONE)
-    with pytest.raises(TypeError, match="diagnose: model must be a torch.nn.Module, got int"):
-        diagnose(step, [], 3, [])
-    for optimizer in (torch.nn.Linear(1, 1), [torch.nn.Linear(1, 1)]):
-        with pytest.raises(TypeError, match="diagnose: optimizer must be a torch.optim.Optimizer or .*, got Linear"):
-            diagnose(step, [], NONE[0], optimizer)
-    with pytest.raises(TypeError, match="diagnose: step_without_dense must be a function of model, .*, got int"):
-        diagnose(step, [], *NONE, step_without_dense=3)
-    with pytest.raises(TypeError, match="diagnose: warmup must be an integer, got 1.5"):
-        diagnose(step, [], *NONE, warmup=1.5)
-    with pytest.raises(ValueError, match="diagnose: steps must be at least 2, got 1"):
-        diagnose(step, [], *NONE, steps=1)
-    with pytest.raises(ValueError, match="diagnose: warmup must be at least 1, got 0"):
-        diagnose(step, [], *NONE, warmup=0)
-    with pytest.raises(ValueError, match="diagnose: out must be a folder, got the file"):
-        diagnose(step, [], *NONE, out=__file__)
-    with pytest.raises(ValueError, match="device must be cpu or cuda, got 'foo'"):
-        diagnose(step, [], *NONE, device="foo")
-    for strength in (-1, float("inf")):
-        with pytest.raises(ValueError, match=f"strength must be positive and finite, got {strength}"):
-            build("slow_loader", strength=strength)
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"step": 3}, TypeError, "diagnose: step must be a function of model, optimizer and batch, got int"),
+        ({"loader": 3}, TypeError, "diagnose: loader must be an iterable of batches, got int"),
+        ({"model": 3}, TypeError, "diagnose: model must be a torch.nn.Module, got int"),
+        ({"optimizer": NONE[0]}, TypeError, "diagnose: optimizer must be a torch.optim.Optimizer or .*, got Identity"),
+        ({"optimizer": [step]}, TypeError, "diagnose: optimizer must be a torch.optim.Optimizer or .*, got function"),
+        ({"step_without_dense": 3}, TypeError, "diagnose: step_without_dense must be a function of model, .*, got int"),
+        ({"warmup": 1.5}, TypeError, "diagnose: warmup must be an integer, got 1.5"),
+        ({"steps": 1}, ValueError, "diagnose: steps must be at least 2, got 1"),
+        ({"warmup": 0}, ValueError, "diagnose: warmup must be at least 1, got 0"),
+        ({"out": __file__}, ValueError, "diagnose: out must be a folder, got the file"),
+        ({"device": "foo"}, ValueError, "device must be cpu or cuda, got 'foo'"),
+    ],
+)
+def test_wrong_arguments(given, error, text):
+    with pytest.raises(error, match=text):
+        diagnose(**{"step": step, "loader": [], "model": NONE[0], "optimizer": NONE[1], **given})
+
+
+@pytest.mark.parametrize("strength", [-1, float("inf")])
+def test_wrong_strengths(strength):
+    with pytest.raises(ValueError, match=f"strength must be positive and finite, got {strength}"):
+        build("slow_loader", strength=strength)
 
 
 @pytest.mark.parametrize(

@@ -121,14 +121,9 @@ class _Held:
 def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table() -> None:
     table = EmbeddingVariable(2, initializer=0.5)
     table(torch.tensor([1, 2]))
-    calls = (
-        lambda: table.lookup(torch.tensor([1])),
-        lambda: table(torch.tensor([1])),
-        lambda: table.total_count(),
-        lambda: table.state_dict(),
-    )
+    ids = torch.tensor([1])
     with _Held(table._lock.writing()):
-        for call in calls:
+        for call in (partial(table.lookup, ids), partial(table, ids), table.total_count, table.state_dict):
             assert "RuntimeError: a table was being written by another thread when this process was" in _forked(call)
     assert [_forked(table.total_count), table.total_count()] == ["2", 2]
 

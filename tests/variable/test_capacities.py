@@ -53,9 +53,8 @@ def test_tiers_keep_the_keys_that_memory_alone_keeps(evict: Any, strategy: str, 
     table.save(tmp_path / "larger")
     smaller = []
     for storage in (StorageOption(), on_disk(tmp_path / "smaller", cache_strategy=strategy)):
-        smaller.append(
-            EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=evict(25), storage_option=storage))
-        )
+        option = EmbeddingVariableOption(evict_option=evict(25), storage_option=storage)
+        smaller.append(EmbeddingVariable(2, ev_option=option))
         with pytest.warns(UserWarning, match="no optimizer"):
             smaller[-1].restore(tmp_path / "larger")
     assert _rows(smaller[0]) == _rows(smaller[1])
@@ -68,8 +67,7 @@ def test_more_rows_are_inserted_than_a_capacity_holds(tiers: bool, tmp_path: Pat
     storage = on_disk(tmp_path) if tiers else StorageOption()
     table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=LRUEvict(20), storage_option=storage))
     table.insert(torch.arange(20), torch.ones(20, 2))
-    with pytest.raises(
-        RuntimeError, match="a capacity of 20 rows must hold the ids of one step, of which 1 have no room"
-    ):
+    text = "a capacity of 20 rows must hold the ids of one step, of which 1 have no room"
+    with pytest.raises(RuntimeError, match=text):
         table.insert(torch.arange(10, 31), torch.zeros(21, 2))
     assert _rows(table).keys() == set(range(20))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from calls import assert_same_bits
+from variable.cases import on_disk
 from variable.test_machine import DIM, OPTIMIZERS, Optimizer, Trained
 
 from torchsparse_rec import optim
@@ -21,8 +22,7 @@ from torchsparse_rec.variable.keys import KeyRows
 
 def _tiered(folder: Path, **options: Any) -> EmbeddingVariable:
     """Make a variable whose first tier has 16 rows."""
-    storage = StorageOption("DRAM_SSD", storage_path=str(folder), storage_size=[1], cache_strategy="LRU")
-    option = EmbeddingVariableOption(storage_option=storage, **options)
+    option = EmbeddingVariableOption(storage_option=on_disk(folder, cache_strategy="LRU"), **options)
     return EmbeddingVariable(2, initializer=0.5, capacity=2, ev_option=option)
 
 
@@ -97,10 +97,7 @@ def test_state_dicts_hold_the_optimizers_rows(make: Callable, tiers: bool, model
     """Load state dicts with the rows of slow tiers too, the model's and the optimizer's in either order."""
 
     def made(name: str) -> Trained:
-        storage = StorageOption()
-        if tiers:
-            path = str(tmp_path / name)
-            storage = StorageOption("DRAM_SSD", storage_path=path, storage_size=[1], cache_strategy="LRU")
+        storage = on_disk(tmp_path / name, cache_strategy="LRU") if tiers else StorageOption()
         return Trained(EmbeddingVariableOption(storage_option=storage), Optimizer(make, None), "sparse", 2)
 
     def step(trained: Trained, begin: int, end: int) -> None:

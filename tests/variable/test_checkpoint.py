@@ -36,6 +36,12 @@ def bits(tensors):
     }
 
 
+def write(store, *arguments, **options):
+    """Write a version without shards, and return its number."""
+    with store.writer(*arguments, **options) as writer:
+        return writer.number
+
+
 def read(chain):
     return [(info.number, name, bits(tensors)) for info, name, tensors in chain]
 
@@ -141,8 +147,7 @@ def test_versions(tmp_path):
         writer.write("a", {"x": torch.zeros(2)})
         writer.write("a", {"y": torch.zeros(3)})
         info = writer.commit()
-    with store.writer("delta"):
-        pass
+    write(store, "delta")
     nbytes = sum(file.stat().st_size for file in (tmp_path / "run" / "000001").glob("shard-*"))
     assert info == VersionInfo(1, "full", None, metadata, 2, nbytes)
     assert store.versions() == [info, VersionInfo(2, "delta", 1)]
@@ -166,11 +171,9 @@ def test_a_reader_goes_on_while_versions_are_written(tmp_path):
         with store.writer() as writer:
             writer.write("a", {"x": torch.tensor(value)})
         chain = store.open()
-    with store.writer("delta"):
-        pass
+    write(store, "delta")
     assert [tensors["x"].item() for _, _, tensors in chain] == [2]
-    with store.writer():
-        pass
+    write(store)
     with pytest.raises(ValueError, match=r"000002/shard-00000.safetensors: the file is missing"):
         list(chain)
 
@@ -178,8 +181,7 @@ def test_a_reader_goes_on_while_versions_are_written(tmp_path):
 def test_versions_that_go_while_they_are_listed_are_not_there(tmp_path, monkeypatch):
     store, read_file = CheckpointStore(tmp_path), _shards.read_file
     for kind in ("full", "delta", "full"):
-        with store.writer(kind):
-            pass
+        write(store, kind)
 
     def prune(path):
         for number in ("000002", "000001"):
@@ -197,8 +199,7 @@ def test_damaged_versions_do_not_count_among_those_kept(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
 
     def save():
-        with store.writer():
-            pass
+        write(store)
         return [info.number for info in store.versions()]
 
     assert [save(), save(), save()] == [[1], [1, 2], [2, 3]]
@@ -219,24 +220,21 @@ def test_folders_of_others_are_left_alone(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     store = CheckpointStore(tmp_path, keep=1)
     for number in (202402, 202403):
-        with store.writer() as writer:
-            assert writer.number == number
+        assert write(store) == number
     assert [info.number for info in store.versions()] == [202403]
     assert sorted(set(tmp_path.rglob("*")) & set(before)) == before
 
 
 def test_an_old_version_that_cannot_be_removed_is_a_warning(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path, keep=1)
-    with store.writer():
-        pass
+    write(store)
 
     def refuse(path, **options):
         raise PermissionError(13, "no", str(path))
 
     monkeypatch.setattr(os, "unlink", refuse)
     with pytest.warns(RuntimeWarning, match="version 2 is saved, but an older one could not be removed: .*000001"):
-        with store.writer():
-            pass
+        write(store)
     assert [info.number for info in store.versions()] == [1, 2]
 
 
@@ -267,18 +265,14 @@ def test_arguments(tmp_path):
 def test_bases(tmp_path):
     store = CheckpointStore(tmp_path)
     with pytest.raises(ValueError, match=f"base needs a full version to be on top of in {tmp_path}, got None"):
-        with store.writer("delta"):
-            pass
-    with store.writer():
-        pass
+        write(store, "delta")
+    write(store)
     with pytest.raises(ValueError, match=r"base must be one of \[1\] in .*, got 7"):
-        with store.writer("delta", base=7):
-            pass
+        write(store, "delta", base=7)
     with pytest.raises(ValueError, match=r"version must be one of \[1\] of .*, got 2"):
         store.open(2)
     # After such errors the lock is free.
-    with store.writer("delta", base=1) as writer:
-        assert writer.number == 2
+    assert write(store, "delta", base=1) == 2
 
 
 def test_what_cannot_be_stored(tmp_path):

@@ -140,9 +140,8 @@ def test_a_full_disk_at_every_file(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(_shards, "open", full, raising=False)
-            with pytest.raises(
-                OSError, match="version 3 was not written, those before it are as they were: "
-            ) as raised:
+            text = "version 3 was not written, those before it are as they were: "
+            with pytest.raises(OSError, match=text) as raised:
                 save(store, ROWS)
         assert raised.value.errno == errno.ENOSPC
         assert raised.value.filename == str(opened[-1])

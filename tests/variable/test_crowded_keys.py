@@ -242,12 +242,11 @@ def test_exported_programs_have_the_hash_of_their_table() -> None:
 
 
 def test_one_table_of_a_collection() -> None:
-    collection = EmbeddingCollection(
-        [
-            EmbeddingConfig(100, 2, name, feature_names=[name], ev_option=EmbeddingVariableOption(), initializer=0.5)
-            for name in "ab"
-        ]
-    )
+    configs = [
+        EmbeddingConfig(100, 2, name, feature_names=[name], ev_option=EmbeddingVariableOption(), initializer=0.5)
+        for name in "ab"
+    ]
+    collection = EmbeddingCollection(configs)
     for begin in range(0, 2000, 500):
         ids = torch.cat([CROWD[begin : begin + 500], torch.arange(begin, begin + 500)])
         collection(KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([500, 500])))

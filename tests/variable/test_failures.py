@@ -85,12 +85,11 @@ def test_a_table_that_could_not_grow(where: str, monkeypatch: pytest.MonkeyPatch
 
 def test_no_table_of_a_collection_has_new_keys_where_one_has_no_room() -> None:
     options = {"a": EmbeddingVariableOption(), "b": EmbeddingVariableOption(evict_option=LRUEvict(4))}
-    collection = EmbeddingCollection(
-        [
-            EmbeddingConfig(100, 2, name, feature_names=[name], ev_option=option, initializer=0.5)
-            for name, option in options.items()
-        ]
-    )
+    configs = [
+        EmbeddingConfig(100, 2, name, feature_names=[name], ev_option=option, initializer=0.5)
+        for name, option in options.items()
+    ]
+    collection = EmbeddingCollection(configs)
 
     def look_up(a: list[int], b: list[int]) -> Tensor:
         lengths = torch.tensor([len(a), len(b)])

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
+from variable.cases import on_disk
 
 from torchsparse_rec import optim
 from torchsparse_rec.compat._parity.reference.embedding_variable import ReferenceVariable, Snapshot
@@ -175,10 +176,8 @@ class Programs(RuleBasedStateMachine):
 
     def _new(self, tiers: bool, capacity: int = 2) -> Trained:
         self.scratch += 1
-        storage = StorageOption()
-        if tiers:
-            path = str(self.folder / f"tier{self.scratch}")
-            storage = StorageOption("DRAM_SSD", storage_path=path, storage_size=[1], cache_strategy=self.strategy)
+        path = self.folder / f"tier{self.scratch}"
+        storage = on_disk(path, cache_strategy=self.strategy) if tiers else StorageOption()
         option = EmbeddingVariableOption(storage_option=storage, **self.options)  # type: ignore[arg-type]
         return Trained(option, self.kind, self.grad_mode, capacity)
 

@@ -19,23 +19,18 @@ from torchsparse_rec.variable.checkpoint import CheckpointStore
 PRECIOUS = "precious data of the user\n"
 
 
-def _put(make: str, path: Path, target: Path) -> None:
-    if make == "link":
-        target.write_text(PRECIOUS)
-        path.symlink_to(target)
-    elif make == "link to nothing":
-        path.symlink_to(target)
-    else:
-        {"fifo": os.mkfifo, "folder": os.mkdir}[make](path)
-
-
 @pytest.mark.parametrize("make", ["link", "link to nothing", "fifo", "folder"])
 @pytest.mark.parametrize("place", ["checkpoint", "tier"])
 def test_what_lies_in_the_place_of_a_lock(place: str, make: str, tmp_path: Path) -> None:
     target = tmp_path / "precious"
     lock = tmp_path / "there" / (".lock" if place == "checkpoint" else f"embedding_variable-1/{ROWS}")
     lock.parent.mkdir(parents=True)
-    _put(make, lock, target)
+    if make == "link":
+        target.write_text(PRECIOUS)
+    if make in ("link", "link to nothing"):
+        lock.symlink_to(target)
+    else:
+        {"fifo": os.mkfifo, "folder": os.mkdir}[make](lock)
     with pytest.raises(OSError, match="a lock must be a file of its own") as raised:
         if place == "checkpoint":
             EmbeddingVariable(2).save(tmp_path / "there")

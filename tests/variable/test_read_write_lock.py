@@ -205,7 +205,14 @@ def _read_all(locks: list[ReadWriteLock]) -> None:
         pass
 
 
-def _random_program(seed: int, rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "rounds"),
+    [
+        *((seed, 60) for seed in range(3)),
+        *(pytest.param(seed, 1000, marks=pytest.mark.full) for seed in range(100, 120)),
+    ],
+)
+def test_random_programs_of_threads_end(seed: int, rounds: int) -> None:
     """Read and write tables in threads, alone and several, nested. No thread may see half a write."""
     locks = [ReadWriteLock() for _ in range(3)]
     pairs = [[0, 0] for _ in locks]
@@ -245,17 +252,6 @@ def _random_program(seed: int, rounds: int) -> None:
     run_all([thread_of(partial(work, number), errors) for number in range(8)], errors)
     assert all(_is_free(lock) for lock in locks)
     assert all(a == b for a, b in pairs)
-
-
-def test_random_programs_of_threads_end() -> None:
-    for seed in range(3):
-        _random_program(seed, 60)
-
-
-@pytest.mark.full
-def test_long_random_programs_of_threads_end() -> None:
-    for seed in range(100, 120):
-        _random_program(seed, 1000)
 
 
 def test_copies_have_a_lock_of_their_own() -> None:

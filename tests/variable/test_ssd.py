@@ -251,13 +251,9 @@ def test_full_disk(tmp_path, monkeypatch, reserves):
 
 def test_erasing_makes_room_on_a_full_disk(tmp_path):
     """Erase most rows on a full disk: segments more than half dead go, even with no room for their live rows."""
-    tier, generator, limits = (
-        SsdTier(tmp_path / "tier", 120),
-        torch.Generator(),
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-    )
+    tier, limits = SsdTier(tmp_path / "tier", 120), resource.getrlimit(resource.RLIMIT_FSIZE)
     keys, records = torch.arange(1 << 17), records_of(*range(1 << 17), width=120)
-    keys = keys[torch.randperm(len(keys), generator=generator.manual_seed(0))]
+    keys = keys[torch.randperm(len(keys), generator=torch.Generator().manual_seed(0))]
     written = 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, limits[1]))
     try:

@@ -116,8 +116,7 @@ def test_a_hundred_million_keys_go_through_five_million_rows() -> None:
     for table, _ in _stream(LRUEvict, keys, capacity, dim, batch, capacity):  # noqa: B007
         most = max(most, _resident() - before)
     bound = 1.1 * capacity * (4 * dim + BYTES_OF_KEY)
-    print(
-        f"{time.perf_counter() - begin:.0f} s, resident {most / 1e6:.0f} MB more than before, bound {bound / 1e6:.0f}"
-    )
+    seconds = time.perf_counter() - begin
+    print(f"{seconds:.0f} s, resident {most / 1e6:.0f} MB more than before, bound {bound / 1e6:.0f}")
     _check_numbers(table, keys, capacity, dim)
     assert most <= bound

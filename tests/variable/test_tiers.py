@@ -39,9 +39,8 @@ def keys_of(*keys):
 
 def records_of(*numbers, width=WIDTH):
     """Return a record for each number, all of whose bytes depend on the number."""
-    return torch.tensor([[(n * 31 + k * 7) % 256 for k in range(width)] for n in numbers], dtype=torch.uint8).reshape(
-        len(numbers), width
-    )
+    rows = [[(n * 31 + k * 7) % 256 for k in range(width)] for n in numbers]
+    return torch.tensor(rows, dtype=torch.uint8).reshape(len(numbers), width)
 
 
 def content(tier, batch=65536):
@@ -169,24 +168,15 @@ def test_more_than_one_transaction(make):
     assert not found[:40_000].any() and not got[:40_000].any() and torch.equal(got[40_000:], records[40_000:])
 
 
-def test_space_is_used_again(make):
+@pytest.mark.parametrize(("how", "rows", "measured"), [("erase", 4000, 3), ("clear", 20_000, 1)])
+def test_space_is_used_again(make, how, rows, measured):
     tier = make(64)
     for turn in range(12):
-        keys = torch.arange(4000) + turn * 4000
-        tier.put(keys, torch.full((4000, 64), turn, dtype=torch.uint8))
-        if turn == 3:
+        keys = torch.arange(rows) + turn * 4000
+        tier.put(keys, torch.full((rows, 64), turn, dtype=torch.uint8))
+        if turn == measured:
             taken = tier.nbytes()
-        tier.erase(keys)
-    assert tier.nbytes() <= 1.1 * taken
-
-
-def test_clear_gives_space_back_to_later_records(make):
-    tier = make(64)
-    for turn in range(4):
-        tier.put(torch.arange(20_000), torch.full((20_000, 64), turn, dtype=torch.uint8))
-        if turn == 1:
-            taken = tier.nbytes()
-        tier.clear()
+        tier.clear() if how == "clear" else tier.erase(keys)
         assert len(tier) == 0 and content(tier) == {}
     assert tier.nbytes() <= 1.1 * taken
 
