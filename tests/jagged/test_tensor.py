@@ -320,3 +320,44 @@ ERRORS: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
 def test_errors_name_the_argument_and_the_value(kind: type[Exception], call: Callable[[], object], text: str) -> None:
     with pytest.raises(kind, match=text):
         call()
+
+
+# ---- Arguments that say the same -------------------------------------------------------------------------------------
+
+FIVE = torch.tensor([1, 1, 1, 0, 0, 1, 1, 1, 1, 1])  # of each of two keys
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "of other keys": (
+        {"length_per_key": [5, 3]},
+        r"length_per_key must be that of the keys' rows, \[3, 5\], got \[5, 3\]",
+    ),
+    "negative": ({"length_per_key": [-1, 9]}, r"length_per_key must have 2 lengths .* 8, got \[-1, 9\]"),
+    "of other rows": ({"offset_per_key": [0, 5, 8]}, r"offset_per_key must be that .* \[0, 3, 8\], got \[0, 5, 8\]"),
+    "other batches": ({"stride_per_key": [6, 4], "length_per_key": [3, 5]}, r"keys' rows, \[4, 4\], got \[3, 5\]"),
+    "offsets": (
+        {"offsets": torch.tensor([0, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8])},
+        r"must say the same, got offsets \[3, 4\] around row 4 and lengths \[0\]: give one of them",
+    ),
+    "offsets that begin later": (
+        {"offsets": torch.tensor([1, 2, 3, 4, 4, 4, 5, 6, 7, 8, 9])},
+        r"offsets \[1, 2\] around row 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_arguments_that_contradict_each_other_are_refused(case: str) -> None:
+    options, text = CONTRADICTIONS[case]
+    with pytest.raises(ValueError, match=text):
+        KeyedJaggedTensor(["user", "item"], torch.arange(8), lengths=FIVE, **options)
+
+
+def test_arguments_that_agree_are_taken() -> None:
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), FIVE.cumsum(0)])
+    both = {"lengths": FIVE.int(), "offsets": offsets}
+    for rows in (both, {"offsets": offsets}, {"lengths": FIVE}):
+        x = KeyedJaggedTensor(["a", "b"], torch.arange(8), **rows, length_per_key=[3, 5], offset_per_key=[0, 3, 8])
+        assert x.length_per_key() == [3, 5] and torch.equal(x.lengths().long(), FIVE)
+        assert torch.equal(JaggedTensor(torch.arange(8), **rows).offsets(), offsets)
+    with pytest.raises(ValueError, match="JaggedTensor: lengths and offsets must say the same"):
+        JaggedTensor(torch.arange(8), lengths=FIVE.flip(0), offsets=offsets)
+    assert KeyedJaggedTensor([], torch.zeros(0), lengths=FIVE[:0], offsets=offsets[:1], length_per_key=[]).keys() == []

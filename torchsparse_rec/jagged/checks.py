@@ -1,11 +1,14 @@
-"""Checks of arguments. None looks at what tensors hold: on CUDA it would wait for the device."""
+"""Checks of arguments. What tensors hold is looked at on the CPU alone: on CUDA it would wait for the device."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .._torch import is_watched
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -133,11 +136,51 @@ def check_sizes(
             f"{owner}: {argument} must have the same number of rows for each of the {count} keys {list(keys)}, got "
             f"{rows} rows; batches of different sizes need stride_per_key"
         )
-    if length_per_key is not None and (len(length_per_key) != count or sum(length_per_key) != values.shape[0]):
+    if length_per_key is not None and (
+        len(length_per_key) != count or min(length_per_key, default=0) < 0 or sum(length_per_key) != values.shape[0]
+    ):
         raise ValueError(
             f"{owner}: length_per_key must have {count} lengths that add up to the number of values, "
             f"{values.shape[0]}, got {list(length_per_key)}"
         )
+
+
+def lengths_beside(owner: str, lengths: Tensor | None, offsets: Tensor | None) -> Tensor | None:
+    """
+    Return the lengths to keep beside offsets: none where a comparison would wait for a device.
+
+    Raises:
+        ValueError: the lengths are not those of the offsets.
+    """
+    if lengths is None or offsets is None or is_watched():
+        return lengths
+    if lengths.device.type != "cpu":
+        return None
+    differ = offsets.diff() != lengths
+    if differ.any() or offsets[0] != 0:
+        row = int(differ.long().argmax()) if len(differ) else 0
+        raise ValueError(
+            f"{owner}: lengths and offsets must say the same, got offsets {offsets[row : row + 2].tolist()} around row "
+            f"{row} and lengths {lengths[row : row + 1].tolist()}: give one of them"
+        )
+    return lengths
+
+
+def check_per_key(lengths: Tensor | None, offsets: Tensor | None, strides: list[int], **per_key: Any) -> None:
+    """Raise unless ``length_per_key`` and ``offset_per_key`` are those of the rows, where this waits for no device."""
+    given = lengths if lengths is not None else offsets
+    if all(x is None for x in per_key.values()) or given is None or given.device.type != "cpu" or is_watched():
+        return
+    if offsets is not None:
+        found = offsets[[0, *accumulate(strides)]].diff().tolist()
+    else:
+        found = [int(of_key.sum()) for of_key in given.split(strides)]
+    wanted = {"length_per_key": found, "offset_per_key": [0, *accumulate(found)]}
+    for argument, got in per_key.items():
+        if got is not None and list(got) != wanted[argument]:
+            raise ValueError(
+                f"KeyedJaggedTensor: {argument} must be that of the keys' rows, {wanted[argument]}, got {list(got)}"
+            )
 
 
 def _check_strides(

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..ops.jagged import jagged_to_padded
 from ._node import register
 from ._rows import Rows, rows_of
-from .checks import as_no_rows, check_rows, check_tensor
+from .checks import as_no_rows, check_rows, check_tensor, lengths_beside
 
 
 @register
@@ -32,7 +32,8 @@ class JaggedTensor(Rows):
 
     Raises:
         TypeError: an argument that is no tensor.
-        ValueError: neither lengths nor offsets; wrong dtypes, ranks, sizes or devices.
+        ValueError: neither lengths nor offsets; on the CPU, lengths that are not those of the offsets (on CUDA the
+            offsets count); wrong dtypes, ranks, sizes or devices.
 
     Source: ``torchrec.sparse.jagged_tensor.JaggedTensor``.
 
@@ -59,6 +60,7 @@ class JaggedTensor(Rows):
         if not torch.compiler.is_compiling():
             lengths, offsets = as_no_rows(values, lengths, offsets)
             check_rows("JaggedTensor", values, weights, lengths, offsets)
+            lengths = lengths_beside("JaggedTensor", lengths, offsets)
         self._set_rows(values, weights, lengths, offsets)
 
     # ---- From other forms -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops.jagged import lengths_to_offsets, offsets_to_row_ids
 from ._keyed_rows import InverseIndices, KeyedRows
 from ._node import register
-from .checks import as_no_rows, check_keyed_rows, check_keys, check_sizes
+from .checks import as_no_rows, check_keyed_rows, check_keys, check_per_key, check_sizes, lengths_beside
 from .jagged_tensor import JaggedTensor
 
 
@@ -37,23 +37,25 @@ class KeyedJaggedTensor(KeyedRows):
         weights: ``[N]``, any dtype: one for each id. Default: none.
         lengths: ``[S]``, int32 or int64: the number of ids in each row; they add up to N. S is ``F * B``, or the sum of
             the features' own batch sizes.
-        offsets: ``[S + 1]``, int32 or int64: where each row begins, and the end. Lengths or offsets must be given.
-            That they are those of N values is not checked here: on CUDA it would wait for the device. The operators
-            check it. Of no values, tensors without elements mean no rows, whatever their dtype.
+        offsets: ``[S + 1]``, int32 or int64: where each row begins, and the end. Lengths or offsets must be given. Both
+            are compared on the CPU; on CUDA the offsets count. That they are those of N values is not checked here: on
+            CUDA it would wait for the device. The operators check it. Of no values, tensors without elements mean no
+            rows, whatever their dtype.
         stride: the batch size B. Default: from the number of rows.
         stride_per_key_per_rank: for features with batches of different sizes: for each feature the sizes that its own
             adds up from, one for each process of a distributed program. Lists, or a tensor on the CPU.
         stride_per_key: for each feature its batch size: ``[2, 3]`` for two features with batches of 2 and 3 examples.
-        length_per_key: for each feature the number of its ids, if known: nothing then waits for the device.
-        lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: TorchRec's caches, for its argument order; not
-            used.
+        length_per_key: for each feature the number of its ids, if known: nothing then waits for the device. Compared on
+            the CPU; on CUDA it is believed.
+        offset_per_key: the sums of ``length_per_key``, compared on the CPU; not used otherwise.
+        lengths_offset_per_key, index_per_key, jt_dict: TorchRec's caches, for its argument order; not used.
         inverse_indices: keys and a tensor that say which row each example of the full batch has, for features whose
             equal rows were merged. Carried along, not used.
 
     Raises:
         TypeError: keys that are no strings; another argument that is no tensor.
         ValueError: keys that are not distinct; neither lengths nor offsets; a number of rows that does not fit the keys
-            and strides; wrong dtypes, ranks, sizes or devices.
+            and strides; arguments that contradict each other; wrong dtypes, ranks, sizes or devices.
 
     Source: ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
 
@@ -94,11 +96,15 @@ class KeyedJaggedTensor(KeyedRows):
             lengths, offsets = as_no_rows(values, lengths, offsets)
             check_keyed_rows(keys, values, weights, lengths, offsets)
             check_sizes(keys, values, lengths, offsets, stride, strides, stride_per_key, length_per_key)
+            lengths = lengths_beside("KeyedJaggedTensor", lengths, offsets)
         self._set_rows(values, weights, lengths, offsets)
         self._keys = tuple(keys)
         self._stride = None if self._keys else stride or 0
         self._strides = None if strides is None else tuple(map(tuple, strides))
         self._length_per_key = None if length_per_key is None else list(length_per_key)
+        if not torch.compiler.is_compiling():
+            per_key = {"length_per_key": length_per_key, "offset_per_key": offset_per_key}
+            check_per_key(lengths, offsets, self.stride_per_key(), **per_key)
         self._inverse_keys, self._inverse = None, None
         if inverse_indices is not None:
             self._inverse_keys, self._inverse = tuple(inverse_indices[0]), inverse_indices[1]
