@@ -110,10 +110,11 @@ def outside_transforms() -> AbstractContextManager[Any]:
     return nullcontext() if _transforms() is None else _cleared()  # type: ignore[no-any-return]
 
 
+# The functions in C++ by which transforms wrap a tensor, where torch's own Python finds them.
 _WRAPPING = (
-    ("eager_transforms", "_wrap_for_grad"),
-    ("eager_transforms", "_wrap_functional_tensor"),
-    ("vmap", "_add_batch_dim"),
+    (_private("_functorch.eager_transforms", None), "_wrap_for_grad"),
+    (_private("_functorch.eager_transforms", None), "_wrap_functional_tensor"),
+    (_private("_functorch.vmap", None), "_add_batch_dim"),
 )
 
 
@@ -124,16 +125,15 @@ def see_transformed(see: Callable[[Any], None]) -> None:
     Torch has no hook there. Where it lacks a name, a warning says that rows that are stale stay so.
     """
     for module, name in _WRAPPING:
-        functions = sys.modules.get(f"torch._functorch.{module}")
-        wrap = getattr(functions, name, None)
+        wrap = getattr(module, name, None)
         if wrap is None:
             warnings.warn(
-                f"torch {torch.__version__} has no torch._functorch.{module}.{name}: before you give a table's "
-                "parameter to torch.func, call optimizer.flush()",
+                f"torch {torch.__version__} has no {name} of torch._functorch: before you give a table's parameter to "
+                "torch.func, call optimizer.flush()",
                 stacklevel=2,
             )
         else:
-            setattr(functions, name, _seeing(see, wrap))
+            setattr(module, name, _seeing(see, wrap))
 
 
 def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..., Any]:
