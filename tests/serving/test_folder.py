@@ -194,6 +194,7 @@ def test_versions_published_during_lookups(tmp_path: Path) -> None:
     serve_while_published(tmp_path, seconds=4)
 
 
+@pytest.mark.full
 def test_versions_published_during_lookups_of_30_seconds(tmp_path: Path) -> None:
     serve_while_published(tmp_path, seconds=30)
 
