@@ -61,12 +61,13 @@ class Table:
 
     def is_read(self, function: Callable[..., Any], number: int) -> bool:
         """Call a function in one of the ways, and say whether its result has a row that lags."""
-        self.lag()
         try:
+            self.lag()
             result = function(*ways_to_call(self.weight)[number])
-        except BaseException:
+            kind = type(result).__name__  # here, as some functions return while an error is set
+        except Exception:  # most functions do not take these arguments, and some leave torch as nobody can use it
             return False
-        if type(result).__name__ == "PyCapsule":
+        if kind == "PyCapsule" and "dltensor" in repr(result):
             result = torch.utils.dlpack.from_dlpack(result)
         return any(
             self.lagging & set(map(tuple, values.reshape(-1, values.shape[-1]).tolist()))
@@ -88,19 +89,30 @@ def _plain(x: Tensor) -> list[Tensor]:
 
 
 def reads(table: Table, function: Callable[..., Any]) -> bool:
-    """Say whether a function reads rows that lag. A process of its own calls it, which it may end, or change."""
+    """
+    Say whether a function reads rows that lag. A process of its own calls it, which it may change, or end by a signal.
+
+    Raises:
+        RuntimeError: the process has come to another end, for instance as a result could not be looked at.
+    """
     here, there = os.pipe()
     if (child := os.fork()) == 0:
         signal.alarm(_SECONDS)
         for standard in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), standard)
-        if any(table.is_read(function, k) for k in range(len(ways_to_call(table.weight)))):
-            os.write(there, b"it does")
-        os._exit(0)
+        status = 1
+        try:
+            if any(table.is_read(function, k) for k in range(len(ways_to_call(table.weight)))):
+                os.write(there, b"it does")
+            status = 0
+        finally:
+            os._exit(status)
     os.close(there)
     with os.fdopen(here) as pipe:
         found = bool(pipe.read())
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError(f"{function}: the process that called it has ended with {os.WEXITSTATUS(status)}")
     return found
 
 

@@ -60,7 +60,8 @@ class JaggedTensor(Rows):
         if not torch.compiler.is_compiling():
             lengths, offsets = as_no_rows(values, lengths, offsets)
             check_rows("JaggedTensor", values, weights, lengths, offsets)
-            lengths = lengths_beside("JaggedTensor", lengths, offsets)
+            if lengths is not None and offsets is not None:
+                lengths = lengths_beside("JaggedTensor", lengths, offsets)
         self._set_rows(values, weights, lengths, offsets)
 
     # ---- From other forms -------------------------------------------------------------------------------------------

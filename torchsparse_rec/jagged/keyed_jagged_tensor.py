@@ -96,15 +96,15 @@ class KeyedJaggedTensor(KeyedRows):
             lengths, offsets = as_no_rows(values, lengths, offsets)
             check_keyed_rows(keys, values, weights, lengths, offsets)
             check_sizes(keys, values, lengths, offsets, stride, strides, stride_per_key, length_per_key)
-            lengths = lengths_beside("KeyedJaggedTensor", lengths, offsets)
+            if lengths is not None and offsets is not None:
+                lengths = lengths_beside("KeyedJaggedTensor", lengths, offsets)
         self._set_rows(values, weights, lengths, offsets)
         self._keys = tuple(keys)
         self._stride = None if self._keys else stride or 0
         self._strides = None if strides is None else tuple(map(tuple, strides))
         self._length_per_key = None if length_per_key is None else list(length_per_key)
-        if not torch.compiler.is_compiling():
-            per_key = {"length_per_key": length_per_key, "offset_per_key": offset_per_key}
-            check_per_key(lengths, offsets, self.stride_per_key(), **per_key)
+        if (length_per_key is not None or offset_per_key is not None) and not torch.compiler.is_compiling():
+            check_per_key(lengths, offsets, self.stride_per_key(), length_per_key, offset_per_key)
         self._inverse_keys, self._inverse = None, None
         if inverse_indices is not None:
             self._inverse_keys, self._inverse = tuple(inverse_indices[0]), inverse_indices[1]

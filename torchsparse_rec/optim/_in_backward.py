@@ -34,12 +34,12 @@ class InBackward(Checkpoints):
     """The part of an optimizer that, with ``in_backward=True``, keeps track of the step that backwards have begun."""
 
     _rule: Callable[[dict[str, Any]], Rule]
-    _group_if_any: Callable[[Tensor], dict[str, Any] | None]
+    _see_groups: Callable[[], None]
     _stepped: list[StepGroup]
-    # Parameters that backwards have stepped since gradients were last set to None. In every other mode they would have
-    # a gradient now; and those of them that zero_grad(set_to_none=False) has given one of zeros.
-    _reached: dict[Tensor, None] = {}
-    _zeros: dict[Tensor, None] = {}
+    # Parameters that backwards have stepped since gradients were last set to None, in lists by their ids: in every
+    # other mode they would have a gradient now. And those to which zero_grad(set_to_none=False) has given zeros.
+    _reached: dict[int, list[Tensor]] = {}
+    _zeros: list[Tensor] = []
 
     def _check_first_backward(self, clocks: Iterable[Clock]) -> None:
         """Raise ``RuntimeError`` if a backward has stepped tables of one of the clocks since the last step."""
@@ -58,15 +58,11 @@ class InBackward(Checkpoints):
         if not self.in_backward:
             return []
         forget_collected(self._all_parameters())
+        self._see_groups()
         stepped, self._stepped = self._stepped, []
-        reached: dict[Tensor, None] = {}
+        groups = {id(group): group for group in self.param_groups}
         for done in stepped:
-            reached |= dict.fromkeys(done.parameters)
-            groups = [self._group_if_any(parameter) for parameter in done.parameters]
-            if any(id(group) != done.clock.group for group in groups):
-                raise already_written(f"{type(self).__name__}: a table's parameter group has changed before step()")
-            group = groups[0]
-            assert group is not None
+            group = groups[done.clock.group]
             rule = self._rule(group)
             now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
             if now != (done.rule, done.hyperparameters, done.maximize):
@@ -76,10 +72,13 @@ class InBackward(Checkpoints):
                     f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied weights, "
                     "a penalty on weight)"
                 )
-        if reached:
-            self._reached = {**self._reached, **reached}
-        self._zeros = {p: None for p in self._zeros if p not in reached} if self._zeros else {}
-        return [(p, no_gradient(p)) for p in self._zeros if grad_of(p) is None]
+        lists = {id(done.parameters): done.parameters for done in stepped}
+        self._reached = {**self._reached, **lists}
+        if not self._zeros:
+            return []
+        reached = {id(parameter) for its in lists.values() for parameter in its}
+        self._zeros = [parameter for parameter in self._zeros if id(parameter) not in reached]
+        return [(parameter, no_gradient(parameter)) for parameter in self._zeros if grad_of(parameter) is None]
 
     def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
         """
@@ -113,9 +112,9 @@ class InBackward(Checkpoints):
         with as_stored():
             if not set_to_none:
                 super().zero_grad(set_to_none)
-                self._zeros = self._reached
+                self._zeros = list({id(p): p for its in self._reached.values() for p in its}.values())
             else:
-                self._reached = self._zeros = {}
+                self._reached, self._zeros = {}, []
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         if grad_of(parameter) is not None:

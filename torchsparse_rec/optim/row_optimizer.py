@@ -20,13 +20,14 @@ from ..tables.table import (
     Rows,
     Table,
     accumulator_dtype,
+    are_same,
     flat,
     growing_among,
     table_if_any,
     table_of,
     writing,
 )
-from ._in_backward import InBackward
+from ._in_backward import InBackward, already_written
 from ._together import Together
 
 __all__ = ["Rule", "RowOptimizer"]
@@ -61,6 +62,9 @@ class RowOptimizer(InBackward):
     is_of_zero = False
     # The group of each parameter and its place there, by the parameter's id, as last found: lookups ask for many.
     _places: dict[int, tuple[int, int]] = {}
+    # The groups and their parameters as the last step has seen them, and the ids of these parameters.
+    _seen: list[tuple[dict[str, Any], list[Tensor]]] = []
+    _listed: frozenset[int] = frozenset()
     # Parameters that were stepped together, by the id of the first of them.
     _together: dict[int, Together] = {}
 
@@ -246,7 +250,8 @@ class RowOptimizer(InBackward):
             parameters: the parameters of the tables.
             in_backward: whether a backward takes the step, before :meth:`step`. Only one backward may.
         """
-        parameters = [parameter for parameter in parameters if self._is_listed(parameter)]
+        self._see_groups()
+        parameters = [parameter for parameter in parameters if id(parameter) in self._listed]
         if not parameters:
             return []
         for growing in growing_among(parameters):
@@ -264,12 +269,30 @@ class RowOptimizer(InBackward):
             self._stepped = [*self._stepped, *begun]
         return begun
 
-    def _is_listed(self, parameter: Tensor) -> bool:
-        """Say whether a group lists a table. If it is another group than before, the table leaves its clock."""
-        group, table = self._group_if_any(parameter), table_if_any(parameter)
-        if table is not None and table.rows is not None and table.rows.clock.group != id(group):
-            table.release()
-        return group is not None
+    def _see_groups(self) -> None:
+        """
+        Have tables that another group lists now, or none, leave their clocks, where groups have changed.
+
+        Raises:
+            RuntimeError: a backward has already stepped such a table by its group of then.
+        """
+        known, now = self._seen, self.param_groups
+        if len(known) == len(now) and all(
+            group is seen and are_same(group["params"], parameters)
+            for group, (seen, parameters) in zip(now, known, strict=True)
+        ):
+            return
+        self._seen = [(group, list(group["params"])) for group in now]
+        self._listed = frozenset(id(parameter) for group in now for parameter in group["params"])
+        for parameter in [p for _, parameters in (*known, *self._seen) for p in parameters]:
+            table = table_if_any(parameter)
+            rows = None if table is None else table.rows
+            if rows is None or rows.optimizer() is not self or rows.clock.group == id(self._group_if_any(parameter)):
+                continue
+            if self.has_stepped([parameter]):
+                self._stepped = []
+                raise already_written(f"{type(self).__name__}: a table's parameter group has changed before step()")
+            table.release()  # type: ignore[union-attr]
 
     def _gather(self, parameters: list[Tensor]) -> Together:
         by_clock: dict[Clock, list[Table]] = {}

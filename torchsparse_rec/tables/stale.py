@@ -5,7 +5,7 @@ Modules and optimizers of this package know which rows are stale, and work on ta
 (:data:`~torchsparse_rec.ops.autograd.as_stored`). When other code calls a function of torch on such a parameter,
 torch calls :meth:`StaleParameter.__torch_function__` first. Some functions of torch do not call it: for them the
 property ``weight`` of modules flushes (:func:`flush_read`), and so do transforms of torch.func
-(:func:`watch_transforms`).
+(``_watch_transforms``).
 
 Parameters that are one rank's part of a table have the class too, always: it sees who reads their gradient.
 """
@@ -165,16 +165,19 @@ def mark_stale(parameters: Iterable[Tensor]) -> None:
         if type(parameter) is Parameter:
             table = table_if_any(parameter)
             if table is not None and table.growing is None and table.is_stale():
-                parameter.__class__ = StaleParameter  # type: ignore[assignment]
-                watch_transforms()
+                _give_class(parameter)
 
 
 def mark_stepped(parameters: Iterable[Tensor]) -> None:
     """Make parameters that a backward steps ``StaleParameter``: who clips gradients is to hear that it is too late."""
     for parameter in parameters:
         if type(parameter) is Parameter:
-            parameter.__class__ = StaleParameter  # type: ignore[assignment]
-            watch_transforms()
+            _give_class(parameter)
+
+
+def _give_class(parameter: Tensor) -> None:
+    parameter.__class__ = StaleParameter  # type: ignore[assignment]
+    _watch_transforms()
 
 
 def mark_fresh(parameter: Tensor) -> None:
@@ -200,7 +203,7 @@ def set_part(parameter: Tensor, part: Part) -> None:
                 f"table {part.name!r}: to be split over ranks its parameter must be a torch.nn.Parameter, got "
                 f"{type(parameter).__name__}"
             )
-        parameter.__class__ = StaleParameter  # type: ignore[assignment]
+        _give_class(parameter)
     table_of(parameter).part = part
 
 
@@ -229,7 +232,7 @@ def _goes_on(code: CodeType, at: int) -> tuple[str, Any] | None:
 
 
 @cache
-def watch_transforms() -> None:
+def _watch_transforms() -> None:
     """From now on, have the transforms of torch.func flush the stale rows of tables that they are given."""
     see_transformed(_flush_transformed)
 
