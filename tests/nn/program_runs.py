@@ -16,7 +16,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kinds import saved
-from nn.program_sides import REFERENCES, Model, Ours, Theirs, make_ours, make_theirs, step_densely
+from nn.program_sides import HEAD, REFERENCES, Model, Ours, Theirs, make_ours, make_theirs, step_densely
 from nn.programs import Feature, Program, draw, lookups
 
 from torchsparse_rec import optim
@@ -72,8 +72,20 @@ class Run:
         return True
 
     def _new_optimizers(self) -> None:
-        self.optimizers = [make_ours(self.program, self.models[0])]
-        self.optimizers += [make_theirs(self.program, model) for model in self.models[1:]]
+        # The tables of each parameter group, by their numbers; the head's is HEAD.
+        tables = list(range(len(self.program.tables)))
+        head = [HEAD] if self.program.head else []
+        self.groups = [[number] for number in (*tables, *head)] if self.program.groups else [tables + head]
+        self.optimizers = [make_ours(self.program, self._groups_of(self.models[0], self.groups))]
+        self.optimizers += [make_theirs(self.program, self._groups_of(model, self.groups)) for model in self.models[1:]]
+
+    def _groups_of(self, model: Model, groups: list[list[int]]) -> list[dict[str, Any]]:
+        """Return the parameter groups of an optimizer, each with a learning rate of its own."""
+        lr = self.program.arguments["lr"]
+        return [
+            {"params": [model.parameter(number) for number in numbers], "lr": lr * (1 + place / 2)}
+            for place, numbers in enumerate(groups)
+        ]
 
     # ---- Comparisons -------------------------------------------------------------------------------------------------
 
@@ -114,17 +126,17 @@ class Run:
     def _states(self) -> None:
         if self.program.optimizer in REFERENCES or self.program.extreme:
             return
-        states = [optimizer.state_dict()["state"] for optimizer in self.optimizers]
-        for number, state in states[1].items():
-            for name, value in state.items():
+        for number in [*range(len(self.program.tables)), *([HEAD] if self.program.head else [])]:
+            states = [o.state.get(m.parameter(number), {}) for o, m in zip(self.optimizers, self.models, strict=True)]
+            for name, value in states[1].items():
                 if not isinstance(value, Tensor):
                     continue
-                if number not in states[0] or name not in states[0][number]:
+                if name not in states[0]:
                     # torch's Adagrad makes its state at once, ours the state of a table at its first step.
-                    if state.get("step", 1) != 0:
+                    if states[1].get("step", 1) != 0:
                         raise Mismatch(f"{self.at}: no state {name} of parameter {number}")
                     continue
-                self._same(f"state {name} of parameter {number}", lambda side, n=number, k=name: states[side][n][k])
+                self._same(f"state {name} of parameter {number}", lambda side, s=states, k=name: s[side][k])
 
     def _read(self, seed: int) -> None:
         features = lookups(self.program, seed)
@@ -146,6 +158,7 @@ class Run:
         backwards: int = 1,
         without: int | None = None,
         zero: str = "none",
+        checkpointed: bool = False,
         clip_norm: tuple[float, float] | None = None,
         clip_value: float | None = None,
     ) -> None:
@@ -153,7 +166,7 @@ class Run:
             if zero != "keep":
                 optimizer.zero_grad(set_to_none=zero == "none")
         for k in range(backwards):
-            self._backward(lookups(self.program, seed + k), without)
+            self._backward(lookups(self.program, seed + k), without, checkpointed)
         if clip_norm is not None:
             clips = [optim.clip_grad_norm_, *[torch.nn.utils.clip_grad_norm_] * (len(self.models) - 1)]
             totals = [
@@ -168,10 +181,11 @@ class Run:
                     torch.nn.utils.clip_grad_value_(model.parameters(), clip_value)
         self._step()
 
-    def _backward(self, features: list[Feature], without: int | None) -> None:
+    def _backward(self, features: list[Feature], without: int | None, checkpointed: bool) -> None:
         for model in self.models:
             model.leaves.clear()
-        losses, results = zip(*(model.loss(features, without) for model in self.models), strict=True)
+        ours = self.models[0].loss(features, without, checkpointed)
+        losses, results = zip(ours, *(model.loss(features, without) for model in self.models[1:]), strict=True)
         self._same_results(list(results))
         if losses[1].requires_grad:
             for loss in losses:
@@ -204,17 +218,38 @@ class Run:
             for group in optimizer.param_groups:
                 group.update(changes)
 
-    def _freeze(self, seed: int = 0, table: int = 0) -> None:
+    def _freeze(self, seed: int, table: int, zero: str) -> None:
         """Freeze a table, or thaw it if it is frozen."""
         for optimizer in self.optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=zero == "none")
         self.frozen ^= {table}
         self._keep_frozen()
 
     def _keep_frozen(self) -> None:
         for model in self.models:
             for number in range(len(self.program.tables)):
-                model.table(number).requires_grad_(number not in self.frozen)
+                model.parameter(number).requires_grad_(number not in self.frozen)
+
+    def _move(self, seed: int, table: int, factor: float) -> None:
+        """Move a table to a parameter group of its own, or back into the optimizer."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self._take_out(table)
+        self.groups.append([table])
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            optimizer.add_param_group({"params": [model.parameter(table)], "lr": self.program.arguments["lr"] * factor})
+
+    def _leave(self, seed: int, table: int) -> None:
+        """Take a table out of its optimizer."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self._take_out(table)
+
+    def _take_out(self, table: int) -> None:
+        self.groups = [[number for number in group if number != table] for group in self.groups]
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            for group in optimizer.param_groups:
+                group["params"] = [x for x in group["params"] if x is not model.parameter(table)]
 
     def _write(self, seed: int, table: int) -> None:
         row = seed % self.program.tables[table].rows
@@ -238,12 +273,21 @@ class Run:
 
     # ---- Checkpoints -------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_one_left(self) -> bool:
+        """Whether a table has left its optimizer: neither torch's optimizers nor ours have a state dict then."""
+        return sum(map(len, self.groups)) < len(self.program.tables) + self.program.head
+
     def _reload(self, seed: int) -> None:
+        if self._is_one_left:
+            return
         self.models[0].load_state_dict(copy.deepcopy(self.models[0].state_dict()))
         self.optimizers[0].load_state_dict(copy.deepcopy(self.optimizers[0].state_dict()))
 
     def _resume(self, seed: int) -> None:
         """Go on with another model and optimizer, loaded from a file."""
+        if self._is_one_left:
+            return
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         states = self.models[0].state_dict(), self.optimizers[0].state_dict()
@@ -251,13 +295,13 @@ class Run:
         zeros = [torch.zeros(spec.rows, spec.dim) for spec in self.program.tables]
         self.models[0] = Ours(self.program, zeros, torch.zeros(self.program.tables[0].dim, 3))
         self.models[0].load_state_dict(model_state)
-        self.optimizers[0] = make_ours(self.program, self.models[0])
+        self.optimizers[0] = make_ours(self.program, self._groups_of(self.models[0], self.groups))
         self.optimizers[0].load_state_dict(optimizer_state)
         self._keep_frozen()
 
     def _from_torch(self, seed: int) -> None:
         """Load the state of torch's optimizer into ours."""
-        if self.program.optimizer not in REFERENCES and self.program.dtype == torch.float64:
+        if self.program.optimizer not in REFERENCES and self.program.dtype == torch.float64 and not self._is_one_left:
             self.optimizers[0].load_state_dict(copy.deepcopy(self.optimizers[1].state_dict()))
 
     # ---- Averages ----------------------------------------------------------------------------------------------------

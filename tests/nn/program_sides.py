@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from nn.programs import Feature, Program, Spec
 from optim import cases
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
+from torchsparse_rec.variable import EmbeddingVariableOption
 
 REFERENCES = {
     "RowWiseAdagrad": cases.RowWiseAdagrad,
@@ -20,7 +22,7 @@ REFERENCES = {
     "Ftrl": cases.Ftrl,
     "LAMB": cases.Lamb,
 }
-WIDTH = 3  # columns of the head's result
+HEAD = -1  # the head's number, where tables have theirs
 
 
 class Model(torch.nn.Module, ABC):
@@ -36,6 +38,10 @@ class Model(torch.nn.Module, ABC):
     @abstractmethod
     def table(self, number: int) -> Tensor:
         """Return one whole table with all rows flushed."""
+
+    def parameter(self, number: int) -> Tensor:
+        """Return what an optimizer has of a table, or of the head."""
+        return self.head if number == HEAD else self.table(number)
 
     @abstractmethod
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
@@ -60,9 +66,14 @@ class Model(torch.nn.Module, ABC):
                     yield place, number, spec, which
                 place += 1
 
-    def loss(self, features: list[Feature], without: int | None) -> tuple[Tensor, list[Tensor]]:
+    def loss(
+        self, features: list[Feature], without: int | None, checkpointed: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the loss (half the squared distance to the targets, and the head's part) and the lookups' results."""
-        results = self.look_up(features, without)
+        if checkpointed:
+            results = checkpoint(self.look_up, features, without, use_reentrant=False)
+        else:
+            results = self.look_up(features, without)
         total = torch.zeros((), dtype=self.program.dtype)
         for (place, *_), result in zip(self.order(without), results, strict=True):
             feature = features[place]
@@ -81,11 +92,17 @@ class Ours(Model):
         specs, dtype = program.tables, program.dtype
         start = [weight.to(dtype) for weight in start]
         if "collection" in program.kind:
-            configs = [_config(k, spec, weight) for k, (spec, weight) in enumerate(zip(specs, start, strict=True))]
+            configs = [
+                _config(k, spec, weight, program.growing)
+                for k, (spec, weight) in enumerate(zip(specs, start, strict=True))
+            ]
             if program.kind == "row collection":
                 self.collection = nn.EmbeddingCollection(configs, grad_mode=program.grad_mode)
             else:
                 self.collection = nn.EmbeddingBagCollection(configs, program.weighted, grad_mode=program.grad_mode)
+            if program.growing:
+                self._fill()
+                return
             self.collection.load_state_dict(
                 {name: weight for name, weight in zip(self.collection.state_dict(), start, strict=True)}
             )
@@ -97,15 +114,29 @@ class Ours(Model):
                 modules.append(_module(program, spec, weight.clone()))
                 modules[1].weight = modules[0].weight
             self.modules_of.append(modules)
+        if program.growing:
+            self._fill()
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        """Look up every key of the tables that grow, in order, which makes their rows."""
+        for number, spec in enumerate(self.program.tables):
+            self._module_of(number, 0)(torch.arange(spec.rows))
 
     def _module_of(self, number: int, which: int) -> torch.nn.Module:
+        if "collection" in self.program.kind:
+            return self.collection.get_submodule(f"{self.collection._children}.t{number}")
         modules = self.modules_of[number]
         return modules[which if len(modules) > 1 else 0]  # type: ignore[index]
 
     def table(self, number: int) -> Tensor:
-        if "collection" in self.program.kind:
-            return self.collection.get_submodule(f"{self.collection._children}.t{number}").weight
-        return self._module_of(number, 0).weight
+        module = self._module_of(number, 0)
+        if self.program.growing:
+            return module.lookup(torch.arange(self.program.tables[number].rows))
+        return module.weight
+
+    def parameter(self, number: int) -> Tensor:
+        return super().parameter(number) if number == HEAD else self._module_of(number, 0).weight
 
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
         if "collection" not in self.program.kind:
@@ -140,15 +171,21 @@ class Ours(Model):
         return module(ids, offsets if module.include_last_offset else offsets[:-1], weights)
 
 
-def _config(number: int, spec: Spec, weight: Tensor) -> Any:
+def _config(number: int, spec: Spec, weight: Tensor, growing: bool) -> Any:
     names = [f"f{number}{which}" for which in range(spec.features)]
     fields = {"data_type": weight.dtype, "feature_names": names, "padding_idx": spec.padding}
+    if growing:
+        fields.update(ev_option=EmbeddingVariableOption(), initializer=weight)
     if spec.pooling == "rows":
         return nn.EmbeddingConfig(spec.rows, spec.dim, f"t{number}", **fields)
     return nn.EmbeddingBagConfig(spec.rows, spec.dim, f"t{number}", pooling=spec.pooling, **fields)
 
 
 def _module(program: Program, spec: Spec, weight: Tensor) -> torch.nn.Module:
+    if program.growing:
+        return nn.EmbeddingVariable(
+            spec.dim, initializer=weight, capacity=spec.rows, dtype=program.dtype, grad_mode=program.grad_mode
+        )
     options = {"max_norm": spec.max_norm, "padding_idx": spec.padding, "grad_mode": program.grad_mode}
     if spec.pooling == "rows":
         frequency = spec.by_frequency
@@ -193,29 +230,17 @@ def _pooled(feature: Feature, weight: Tensor, spec: Spec, weights: Tensor | None
 # ---- Optimizers ------------------------------------------------------------------------------------------------------
 
 
-def groups_of(program: Program, model: Model) -> Any:
-    """Return the model's parameters: in one list, or with a parameter group and a learning rate for each table."""
-    tables = [model.table(number) for number in range(len(program.tables))]
-    others = [model.head] if program.head else []
-    if not program.groups:
-        return tables + others
-    lr = program.arguments["lr"]
-    groups = [{"params": [table], "lr": lr * (1 + number / 2)} for number, table in enumerate(tables)]
-    return groups + ([{"params": others}] if others else [])
-
-
-def make_ours(program: Program, model: Model) -> torch.optim.Optimizer:
+def make_ours(program: Program, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Make our optimizer."""
-    make = getattr(optim, program.optimizer)
-    return make(groups_of(program, model), in_backward=program.in_backward, **program.arguments)
+    return getattr(optim, program.optimizer)(groups, in_backward=program.in_backward, **program.arguments)
 
 
-def make_theirs(program: Program, model: Model) -> torch.optim.Optimizer:
+def make_theirs(program: Program, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Make torch's optimizer, or the reference where torch has none."""
     arguments = {name: value for name, value in program.arguments.items() if name != "lazy"}
     if program.optimizer in REFERENCES:
-        return REFERENCES[program.optimizer](groups_of(program, model), **arguments)
-    return getattr(torch.optim, program.optimizer)(groups_of(program, model), foreach=False, **arguments)
+        return REFERENCES[program.optimizer](groups, **arguments)
+    return getattr(torch.optim, program.optimizer)(groups, foreach=False, **arguments)
 
 
 def step_densely(program: Program, model: Model, optimizer: torch.optim.Optimizer) -> None:

@@ -44,6 +44,7 @@ class Program:
     groups: bool  # whether each table has a parameter group
     head: bool
     extreme: bool
+    growing: bool  # whether the tables grow; they have all their rows from the start
     steps: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     @property
@@ -150,6 +151,8 @@ _STEPS = {
     "new optimizer": 0.4,
     "no gradient": 0.4,
     "average": 1,
+    "move": 1,
+    "leave": 0.7,
 }
 
 
@@ -158,11 +161,15 @@ def _train(random: Random, program: Program, tables: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {"seed": random.randrange(2**31)}
     if tables > 1 and "collection" not in program.kind and random.random() < 0.2:
         arguments["without"] = random.randrange(tables)
-    if program.has_fused or program.extreme:
+    if not program.trains_weights and random.random() < 0.2:
+        arguments["checkpointed"] = True
+    if program.extreme:
+        return arguments
+    arguments["zero"] = random.choice(("none", "none", "none", "zeros", "none" if program.has_fused else "keep"))
+    if program.has_fused:
         return arguments
     if random.random() < 0.15:
         arguments["backwards"] = 2
-    arguments["zero"] = random.choice(("none", "none", "none", "zeros", "keep"))
     clip = random.random()
     if clip < 0.15:
         arguments["clip_norm"] = random.choice((0.5, 3.0)), random.choice((2.0, 1.0, float("inf")))
@@ -190,7 +197,13 @@ def draw(seed: int, extreme: bool = False) -> Program:
         # Ftrl and LAMB update dense layers by another rule, which tests/optim checks.
         head=name not in ("Ftrl", "LAMB") and random.random() < 0.5,
         extreme=extreme,
+        growing=kind != "bags" and random.random() < 0.2,
     )
+    if program.growing:
+        for spec in program.tables:
+            spec.rows, spec.shared = max(spec.rows, 2), False
+            spec.padding = spec.max_norm = None
+            spec.by_frequency = False
     if extreme:
         program.head = False
         for spec in program.tables:
@@ -199,7 +212,9 @@ def draw(seed: int, extreme: bool = False) -> Program:
     for spec in program.tables:
         if spec.pooling == "max":
             program.weighted = False
-    weights = {key: value for key, value in _STEPS.items() if not (extreme and key in ("from torch", "write"))}
+    # A row that is written into a table that grows is a new one, and torch's states have no row for a key.
+    absent = ("from torch", "write") if extreme or program.growing else ()
+    weights = {key: value for key, value in _STEPS.items() if key not in absent}
     for step in random.choices(list(weights), list(weights.values()), k=random.randint(5, 25)):
         its: dict[str, Any] = {"seed": random.randrange(2**31)}
         if step == "train":
@@ -210,8 +225,12 @@ def draw(seed: int, extreme: bool = False) -> Program:
                 its["factor"] = 1e-3
         elif step == "schedule":
             its = _schedule(random, program)
-        elif step in ("freeze", "write"):
+        elif step in ("freeze", "write", "move", "leave"):
             its["table"] = random.randrange(len(program.tables))
+        if step == "freeze":
+            its["zero"] = random.choice(("none", "zeros"))
+        elif step == "move":
+            its["factor"] = random.choice((0.25, 1.5))
         program.steps.append((step, its))
     return program
 

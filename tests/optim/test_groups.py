@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from kinds import WithHead, loss_of
+from kinds import WithHead, loss_of, train
 from pairs import in_pairs
 from torch import Tensor
 from torch.nn import Module
@@ -108,3 +108,16 @@ def test_a_change_between_backward_and_step_is_refused(change: Callable[..., Non
         RuntimeError, match="Adam: a table's parameter group has changed before step.*grad_mode='sparse'"
     ):
         optimizer.step()
+
+
+@pytest.mark.parametrize("change", [remove, pop])
+def test_a_state_without_a_group_is_not_saved(change: Callable[..., None]) -> None:
+    """Refuse a state dict that would lose the state of a table; torch raises a KeyError with a number."""
+    model = Model("table", "fused")
+    optimizer = optim.Adam(model.groups(), in_backward=True)
+    train(model, optimizer, range(3))
+    change(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"Adam: a parameter of shape \(20, 4\) has a state, but no parameter group"):
+        optimizer.state_dict()
+    del optimizer.state[next(model.tables.parameters())]
+    assert len(optimizer.state_dict()["state"]) == 2

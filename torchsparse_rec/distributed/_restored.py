@@ -258,7 +258,7 @@ class Restored:
                 # Of a key its own rank has counted no less than has come; other ranks have counted other keys.
                 yield "sketch", {"sketch": torch.stack([*sketches.values()]).amax(0)}
 
-        with variable._lock.writing():
+        with variable.writing():
             variable._training.forget()
             yield from refill(variable._rows, self._metadata_of(key), wanted())
             if has is not None and self._contents.rank > 0:

@@ -145,7 +145,7 @@ class KeyedCheckpoints(KeyedTable):
         if not paths:
             raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
         chains = checked(self._rows, paths, version)
-        with self._lock.writing():
+        with self.writing():
             self._training.forget()
             restore(self._rows, chains, shard, num_shards)
 

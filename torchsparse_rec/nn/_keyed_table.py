@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._torch import as_stored
 from ..tables.table import split_part
 from ..typing import GradMode
 from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values, is_in_job
@@ -102,7 +103,7 @@ class KeyedTable(GradModeMixin):
     @contextmanager
     def _settled(self) -> Iterator[None]:
         """Hold the lock for writing; rows whose keys a filter has admitted have their initial values inside."""
-        with self._lock.writing():
+        with self.writing():
             self._training.let_in()
             yield
 
@@ -325,8 +326,8 @@ class KeyedTable(GradModeMixin):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the table's lock for writing: no other thread reads or writes rows inside."""
-        with self._lock.writing():
+        """Hold the table's lock for writing: no other thread reads or writes rows inside, and none is flushed."""
+        with self._lock.writing(), as_stored():
             yield
 
     def lock_number(self) -> int:

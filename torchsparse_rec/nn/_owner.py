@@ -43,8 +43,7 @@ class TableOwner(torch.nn.Module):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
             return self.__dict__["weight"]  # type: ignore[no-any-return]
         if not torch.compiler.is_compiling():
-            # Of a table that grows, the parameter's class flushes nothing: only the module knows the rows.
-            if type(stored) is StaleParameter or table_of(stored).growing is not None:
+            if type(stored) is StaleParameter:
                 flush_read(stored, sys._getframe(1))
         elif self._may_be_stale() and not torch.compiler.is_exporting():
             _flush_untraced(self)

@@ -152,7 +152,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         if self._training.newcomers and not self._training.waits_for_a_step():
             with self._settled():
                 pass
-        with self._lock.reading():
+        with self._lock.reading(), as_stored():
             weight = self._stored_weight()
             if self.cold is None and not table_of(weight).is_stale():
                 return self._rows_of_storage(ids)
@@ -171,7 +171,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         """
         check_ids("EmbeddingVariable.prefetch", input)
         if self.cold is not None:
-            with self._lock.writing():
+            with self.writing():
                 self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
 
     def _rows_of_storage(self, ids: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _values_of_present(self, ids: Tensor) -> Tensor:
         """Look up without inserting, with a gradient to rows of the first tier; other rows stay where they are."""
-        with self._lock.writing():
+        with self.writing():
             rows = self.keys.find(ids)
             where = (rows >= 0).nonzero().flatten()
             self._rows.note_written(ids[where])  # the optimizer may move these rows, but their versions do not change

@@ -51,7 +51,8 @@ class Checkpoints(Optimizer):
         return int(state.get("step", 0))
 
     def _clocks(self) -> list[Clock]:
-        tables = [table_if_any(p) for group in self.param_groups for p in group["params"]]
+        listed = [p for group in self.param_groups for p in group["params"]]
+        tables = [table_if_any(p) for p in (*listed, *self._stored_state)]  # one that left the groups has its state
         return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})
 
     def flush(self) -> None:
@@ -76,7 +77,17 @@ class Checkpoints(Optimizer):
 
         All rows are flushed first, and the history of past steps is dropped: a run resumed from this state gives the
         same bits as the run that saved it and goes on.
+
+        Raises:
+            RuntimeError: a parameter has a state and no parameter group.
         """
+        listed = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        for parameter in self._stored_state:
+            if id(parameter) not in listed:
+                raise RuntimeError(
+                    f"{type(self).__name__}: a parameter of shape {tuple(parameter.shape)} has a state, but no "
+                    "parameter group lists it: add it to one, or drop its state by `del optimizer.state[parameter]`"
+                )
         self._restart_clocks()
         state_dict = super().state_dict()
         wide = self._wide

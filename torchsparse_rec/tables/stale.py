@@ -156,15 +156,11 @@ def are_trained(weights: Sequence[Tensor]) -> bool:
 
 
 def mark_stale(parameters: Iterable[Tensor]) -> None:
-    """
-    Make the parameters that have stale rows ``StaleParameter``.
-
-    Tables that grow are left out: only their module knows their rows.
-    """
+    """Make the parameters that have stale rows ``StaleParameter``."""
     for parameter in parameters:
         if type(parameter) is Parameter:
             table = table_if_any(parameter)
-            if table is not None and table.growing is None and table.is_stale():
+            if table is not None and table.is_stale():
                 _give_class(parameter)
 
 
@@ -215,10 +211,7 @@ def flush_read(parameter: Tensor, reader: FrameType) -> None:
     TorchScript. Where the reader goes on to ask for a shape, a dtype, ``.grad`` and the like, nothing is flushed.
     """
     if _goes_on(reader.f_code, reader.f_lasti) not in _ASKING:
-        if table_of(parameter).growing is not None:
-            table_of(parameter).flush()
-        else:
-            _flush_among(parameter)
+        _flush_among(parameter)
 
 
 @lru_cache(maxsize=4096)
@@ -254,8 +247,6 @@ def _flush_all(parameters: Iterable[Tensor]) -> None:
         table = table_if_any(parameter)
         if table is None or table.rows is None:  # torch.utils.swap_tensors gave it this class
             mark_fresh(parameter)
-        elif table.growing is not None:  # it is the part of a table that grows: only its module knows its rows
-            continue
         elif table.rows.optimizer() is None:
             table.release()
         else:
