@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...distributed.agreed import agreeing, together
-from ...distributed.plan import ColumnWise
+from ...distributed.tables import check_columns
 from ...optim.row_optimizer import RowOptimizer
 from ..tensorflow._checkpoint_format import Piece
 from ..tensorflow._growing_tables import GrowingRows
@@ -71,7 +71,8 @@ def load_tables(
         FileNotFoundError: a file is missing.
         ValueError: a tensor or state is missing, or not the only one of its name, or has no counterpart; a shape or
             dtype differs; a key is there twice, or there are more than a table's capacity; a file is damaged. The error
-            names file and tensor. Nothing has been changed then, on any rank.
+            names file and tensor. Or a table is ``ColumnWise``, and the optimizer takes its rows as wholes. Nothing
+            has been changed then, on any rank.
 
     Example:
         >>> from torchsparse_rec import nn, optim
@@ -142,11 +143,8 @@ def _planned(
             slots = find_states(source.path, found, its, held, group, steps, average_shards)
         if target.growing is not None:  # a table of fixed size, whose rows become those of the keys 0, 1, ...
             rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
-    if kept is not None and isinstance(kept.plan, ColumnWise) and held is not None and held._per_row & {*slots.states}:
-        raise ValueError(
-            f"table {target.parameter_name!r} is ColumnWise, but {type(held).__name__} steps whole rows, of which each "
-            "rank would have a part: use RowWise() or TableWise() for it"
-        )
+    if kept is not None and held is not None:
+        check_columns(target.parameter_name, kept.plan, target.parameter, None)
     weight = None if rows or name in source.dumps else source.variables[name]
     plan = Plan(target, weight, rows, slots)
     shape = None if kept is None else (kept.rows, kept.dim)

@@ -122,8 +122,8 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch.Adagrad": ("torch.Adagrad", {"lr": 0.1}),
     "torch.SparseAdam": ("torch.SparseAdam", {"lr": 0.1}),
 }
-# Their states have one number for a row: they do not take slices of columns.
-OF_ROWS = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB")
+# They see whole rows, and do not take slices of columns.
+OF_ROWS = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "Ftrl")
 
 
 def takes(name: str, mode: str | None, plan: str, ranks: int) -> bool:
@@ -172,6 +172,13 @@ def test_dims_poolings_and_dtypes_may_differ(pool_of, device: str, plan: str, ra
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_entries_of_half_precision_are_not_rounded_on_the_way(pool_of, device: str, dtype: torch.dtype) -> None:
     check(pool_of, 2, Case((Table(64, 6, ("a", "b"), "mean", dtype),), "row", optimizer="SGD", batch="many"), device)
+
+
+@pytest.mark.parametrize(("name", "lazy"), [("Adam", False), ("SGD", True), ("Adagrad", True)])
+def test_rows_whose_gradient_is_zero_in_the_columns_of_some_ranks(pool_of, device: str, name: str, lazy: bool) -> None:
+    optimizer, options = OPTIMIZERS[name]
+    tables = (Table(12, 4, ("a", "b"), "max"), Table(9, 2, ("c",), "max"))  # each column has its own winner
+    check(pool_of, 2, Case(tables, "column", optimizer=optimizer, options={**options, "lazy": lazy}), device)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

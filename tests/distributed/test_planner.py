@@ -183,9 +183,9 @@ def test_constraints_are_kept(allowed: str) -> None:
         (
             {"t": ColumnWise([0, 1])},
             {},
-            r"table 't' must not be ColumnWise\(ranks=\(0, 1\)\): .* one number for each row",
+            r"table 't' must not be ColumnWise\(ranks=\(0, 1\)\): .* takes each row as a whole",
         ),
-        ({}, {"t": ["column_wise"]}, "one number for each row"),
+        ({}, {"t": ["column_wise"]}, "takes each row as a whole"),
         (
             {"grows": Replicated()},
             {},
@@ -197,9 +197,17 @@ def test_constraints_are_kept(allowed: str) -> None:
     ],
 )
 def test_what_a_table_cannot_have(given: dict, constraints: dict, message: str) -> None:
-    uses = [replace(used("t", 100), row_numbers=True), replace(used("grows", 100), rows=None), used("long", 2**31)]
+    uses = [replace(used("t", 100), whole_rows=True), replace(used("grows", 100), rows=None), used("long", 2**31)]
     with pytest.raises(ValueError, match=f"^shard: .*{message}"):
         choose(uses, 2, None, GLOO, given, constraints)
+
+
+def test_columns_are_not_chosen_for_a_table_whose_rows_must_stay_whole() -> None:
+    use, constraints = used("t", 100), {"t": ["column_wise", TableWise(1)]}
+    slow_rows = replace(GLOO, copied_per_second=1.0)  # of which two ranks copy a half each
+    assert plans(choose([use], 2, None, slow_rows, constraints=constraints)) == {"t": ColumnWise((0, 1))}
+    use = replace(use, whole_rows=True)
+    assert plans(choose([use], 2, None, slow_rows, constraints=constraints)) == {"t": TableWise(1)}
 
 
 def test_a_table_too_long_for_blocks_is_whole() -> None:

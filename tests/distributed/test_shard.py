@@ -15,6 +15,7 @@ from distributed.cases import (
     Table,
     collection_of,
     draw,
+    look_up,
     optimizer_of,
     plans_of,
     sharded_of,
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from torchsparse_rec import distributed
-from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingBagConfig
+from torchsparse_rec.nn import Embedding, EmbeddingBagCollection, EmbeddingBagConfig
 
 # ---- What it takes ---------------------------------------------------------------------------------------------------
 
@@ -193,13 +194,68 @@ def test_a_mesh_of_two_dimensions(pool_of, device: str) -> None:
         assert type(error) is ValueError and re.search("mesh must have one dimension, .*got.*2", str(error)), error
 
 
-@pytest.mark.parametrize("optimizer", ["RowWiseAdagrad", "PartialRowWiseAdam", "LAMB"])
-@pytest.mark.parametrize("first", [False, True])
-def test_slices_of_columns_refuse_states_of_rows(two, device: str, optimizer: str, first: bool) -> None:
-    case = Case(plan="column", optimizer=optimizer)
-    for error in two.errors(optimizer_first if first else train_rank, case, device):
-        assert type(error) is ValueError, error
-        assert "'t0'" in str(error) and optimizer in str(error) and "ColumnWise" in str(error), error
+LAZY = {"lazy": True}
+# Optimizers that see whole rows: those with one number or norm for each, and those that leave rows of zeros alone which
+# the formula would move.
+OF_WHOLE_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "RowWiseAdagrad": ("RowWiseAdagrad", {}),
+    "PartialRowWiseAdam": ("PartialRowWiseAdam", {}),
+    "LAMB": ("LAMB", {}),
+    "Ftrl": ("Ftrl", {}),
+    "Adam": ("Adam", LAZY),
+    "amsgrad": ("Adam", {"amsgrad": True, **LAZY}),
+    "AdamW": ("AdamW", LAZY),
+    "momentum": ("SGD", {"momentum": 0.9, **LAZY}),
+    "decay": ("SGD", {"weight_decay": 0.1, **LAZY}),
+    "decay of Adagrad": ("Adagrad", {"weight_decay": 0.1, **LAZY}),
+    "0 / 0 of Adagrad": ("Adagrad", {"eps": 0.0}),
+    "RMSprop": ("RMSprop", LAZY),
+    "Adadelta": ("Adadelta", LAZY),
+}
+
+
+def errors_by_columns(case: Case, device: str) -> list[str]:
+    """Return the errors of a first step by columns: with the optimizer as it is, made before, made too late."""
+    found = []
+    for begin in (train_rank, optimizer_first, optimizer_late):
+        with pytest.raises(ValueError, match="^(rank 0: )?table 't0' is ColumnWise, but ") as error:
+            begin(case, device)
+        found.append(str(error.value))
+    return found
+
+
+def optimizer_late(case: Case, device: str) -> None:
+    """Make the optimizer between lookup and step."""
+    module = sharded_of(case, device)
+    results = look_up(case, module, draw(case, 0, dist.get_rank(), device))
+    optimizer = optimizer_of(case, module)
+    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    try:
+        optimizer.step()
+    finally:
+        assert all(map(torch.equal, before, module.parameters()))
+
+
+@pytest.mark.parametrize("name", OF_WHOLE_ROWS)
+def test_slices_of_columns_refuse_optimizers_of_whole_rows(two, device: str, name: str) -> None:
+    optimizer, options = OF_WHOLE_ROWS[name]
+    case = Case(plan="column", optimizer=optimizer, options={"lr": 0.1, **options}, grad_mode="sparse")
+    for errors in two.run(errors_by_columns, case, device):
+        for error in errors:
+            ways = "RowWise() or TableWise() for it" + (", or lazy=False" if options.get("lazy") else "")
+            assert optimizer in error and error.endswith(ways), error
+
+
+def max_norm_set_late(device: str) -> None:
+    module = distributed.shard(Embedding(6, 4, device=device), plan="column_wise")
+    module.max_norm = 1.0
+    module(torch.tensor([1], device=device))
+
+
+def test_slices_of_columns_refuse_a_norm_of_rows_that_is_set_later(two, device: str) -> None:
+    for error in two.errors(max_norm_set_late, device):
+        assert type(error) is ValueError and "is ColumnWise, but has max_norm" in str(error), error
 
 
 # ---- An example batch ------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Use:
         distinct: of those ids. An example batch tells, or :func:`expected_distinct`.
         bags: results of a rank's batch, all features together: as many as ids where nothing is pooled.
         pooled: whether ids are pooled.
-        row_numbers: whether a state of the optimizer has one number for each row.
+        whole_rows: whether rows must not be cut into columns, as ``max_norm`` or the optimizer takes them as wholes.
         wire_bytes: of an element on the way; None: as in memory.
 
     Example:
@@ -53,7 +53,7 @@ class Use:
     distinct: float
     bags: float
     pooled: bool = True
-    row_numbers: bool = False
+    whole_rows: bool = False
     wire_bytes: int | None = None
 
     def bytes(self) -> int:

@@ -55,7 +55,10 @@ class TableWise:
 @dataclass(frozen=True)
 class ColumnWise:
     """
-    A table whose columns are split.
+    A table whose columns are split, so that no rank sees a whole row.
+
+    Refused are ``max_norm`` and optimizers that judge rows as wholes: those with a number or a norm for each row,
+    ``Ftrl``, and most others with ``lazy=True``, by which rows of gradient zero stay.
 
     Args:
         ranks: of the first, second, ... part of its columns. Default None: all ranks, or as many as have columns.

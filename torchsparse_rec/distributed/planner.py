@@ -37,8 +37,8 @@ def choose(
         memory: bytes of a rank for tables and states. None: they fit.
         machine: the constants of the model.
         given: plans that are not chosen, by table.
-        constraints: the plans that a table may have, by table. Default: all that suit it, but not
-            ColumnWise.
+        constraints: the plans that a table may have, by table; of several ColumnWise is left out where rows must
+            stay whole. Default: all that suit it, but not ColumnWise.
 
     Returns:
         The plans: the same wherever the arguments are the same.
@@ -116,6 +116,8 @@ def _options(
             plans = (RowWise(), TableWise(), *(() if use.rows is None else (Replicated(),)))
             plans = (TableWise(),) if _is_too_long(use) else plans
         checked = [as_plan(use.name, plan, ranks, use.dim) for plan in plans]
+        if use.whole_rows and use.name in constraints:
+            checked = [plan for plan in checked if not isinstance(plan, ColumnWise)] or checked
         if not checked:
             raise ValueError(f"shard: constraints of table {use.name!r} must have a plan, got none")
         for plan in checked:
@@ -134,10 +136,10 @@ def _check(use: Use, plan: TablePlan) -> None:
             f"shard: table {use.name!r} must have fewer than 2^31 rows to be RowWise or Replicated, got {use.rows}: "
             "make several tables of it, or use TableWise() or ColumnWise()"
         )
-    if use.row_numbers and isinstance(plan, ColumnWise):
+    if use.whole_rows and isinstance(plan, ColumnWise):
         raise ValueError(
-            f"shard: the plan of table {use.name!r} must not be {plan}: its optimizer has one number for each row, and "
-            "slices of the row would each follow another; use RowWise() or TableWise()"
+            f"shard: the plan of table {use.name!r} must not be {plan}: its max_norm or its optimizer takes each row "
+            "as a whole, of which each rank would have a part; use RowWise() or TableWise()"
         )
 
 

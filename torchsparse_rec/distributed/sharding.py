@@ -26,7 +26,7 @@ from .boxes import Kept
 from .ddp import leave_out_of_ddp
 from .drawn import drawn_part
 from .machine import MACHINES, Machine
-from .plan import Plans, Replicated, RowWise, TablePlan, TableWise, as_plan
+from .plan import ColumnWise, Plans, Replicated, RowWise, TablePlan, TableWise, as_plan
 from .planner import Planned, Use, choose, expected_distinct
 from .ranks import Ranks
 from .sharded import SHARDED
@@ -299,7 +299,7 @@ def _use(
         distinct if merge else ids,
         bags,
         table.pooling is not None,
-        table.max_norm is not None or (optimizer is not None and optimizer.steps_whole_rows),
+        table.max_norm is not None or (optimizer is not None and optimizer.column_obstacle(table.weight) is not None),
         None if wire_dtype is None else min(wire_dtype.itemsize, element),
     )
 
@@ -350,8 +350,8 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
             weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
         else:
             part = part_of(weight.data, plan, ranks.rank, ranks.count)
-        its = isinstance(plan, Replicated), table.name, None, look_up_together, isinstance(plan, RowWise)
-        set_part(weight, Part(ranks.group, *its))
+        its = isinstance(plan, Replicated), table.name, None, look_up_together
+        set_part(weight, Part(ranks.group, *its, isinstance(plan, RowWise), isinstance(plan, ColumnWise)))
         weight.data = part
 
 

@@ -222,7 +222,7 @@ class Shards:
                     f"{split[1]} on {split[2]}, got {list(form[0])} of {form[1]} on {form[2]}: convert and move a "
                     "model before shard()"
                 )
-            check_columns(table.name, plan, weight, table.max_norm)
+            check_columns(table.name, plan, weight, table.child.max_norm)  # it may have been set since
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""

@@ -149,15 +149,14 @@ def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float
     """Raise ``ValueError`` if columns of a table are split whose rows must stay whole."""
     if not isinstance(plan, ColumnWise):
         return
-    use = "use RowWise() or TableWise() for it"
     if max_norm is not None:
-        raise ValueError(f"table {name!r} is ColumnWise, but has max_norm, a norm of whole rows: {use}")
-    optimizer = table_of(weight).optimizer
-    if optimizer is not None and optimizer.steps_whole_rows:
         raise ValueError(
-            f"table {name!r} is ColumnWise, but {type(optimizer).__name__} steps whole rows, of which each rank would "
-            f"have a part: {use}"
+            f"table {name!r} is ColumnWise, but has max_norm, a norm of whole rows: use RowWise() or TableWise() for it"
         )
+    optimizer = table_of(weight).optimizer
+    obstacle = None if optimizer is None else optimizer.column_obstacle(weight)
+    if obstacle is not None:
+        raise ValueError(f"table {name!r} is ColumnWise, but {obstacle}")
 
 
 def growth_of(variable: EmbeddingVariable) -> dict[str, Any]:

@@ -77,6 +77,10 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
     def _rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adagrad", _hyperparameters(group), ("sum",))
 
+    def _skips_zeros(self, group: dict[str, Any]) -> bool:
+        # Where neither the sum nor eps keeps it above 0, the formula divides 0 by 0.
+        return super()._skips_zeros(group) or group["eps"] == group["initial_accumulator_value"] == 0
+
     def _initial(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"]
 
@@ -125,7 +129,7 @@ class RowWiseAdagrad(RowOptimizer):
     """
 
     _per_row = frozenset({"sum"})
-    steps_whole_rows = True
+    _steps_whole_rows = True
 
     def __init__(
         self,

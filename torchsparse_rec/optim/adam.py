@@ -323,7 +323,7 @@ class PartialRowWiseAdam(RowOptimizer):
     """
 
     _per_row = frozenset({"exp_avg_sq"})
-    steps_whole_rows = True
+    _steps_whole_rows = True
 
     def __init__(
         self,

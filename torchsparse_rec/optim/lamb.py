@@ -49,7 +49,7 @@ class LAMB(RowOptimizer):
         ['exp_avg', 'exp_avg_sq', 'step']
     """
 
-    steps_whole_rows = True
+    _steps_whole_rows = True
 
     def __init__(
         self,

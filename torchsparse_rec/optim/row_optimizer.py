@@ -53,8 +53,8 @@ class RowOptimizer(InBackward):
 
     # States with one value per row; the others have the parameter's shape.
     _per_row: frozenset[str] = frozenset()
-    # Whether the step of an element depends on its whole row.
-    steps_whole_rows = False
+    # Whether the step of an element depends on its whole row, by the formula.
+    _steps_whole_rows = False
     # Whether the rule leaves rows without gradient alone, as lazy=True does: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
     _warned: frozenset[str] = frozenset()
@@ -122,10 +122,32 @@ class RowOptimizer(InBackward):
 
     def moves_idle_rows(self, weight: Tensor) -> bool:
         """Say whether a step also moves rows of this table, or their states, that have no gradient."""
+        return self._moves_idle(self._group_of(weight))
+
+    def _moves_idle(self, group: dict[str, Any]) -> bool:
         try:
-            return self._idle_motion(self._group_of(weight)) != "none"
+            return self._idle_motion(group) != "none"
         except ValueError:
             return True
+
+    def column_obstacle(self, weight: Tensor) -> str | None:
+        """Return why this optimizer must not step some of the columns of this table alone, or None if it may."""
+        name, use = type(self).__name__, "use RowWise() or TableWise() for it"
+        if self._steps_whole_rows:
+            return f"{name} steps whole rows, of which each rank would have a part: {use}"
+        group = self._group_if_any(weight)
+        if group is None or not self._skips_zeros(group):
+            return None
+        if group["lazy"] and not self._skips_zeros({**group, "lazy": False}):
+            name, use = f"{name} with lazy=True", f"{use}, or lazy=False"
+        return (
+            f"{name} leaves a row alone whose gradient is zero in all columns, of which each rank would see its own: "
+            f"{use}"
+        )
+
+    def _skips_zeros(self, group: dict[str, Any]) -> bool:
+        """Say whether a looked-up row whose gradient is zero stays, though the formula would change it."""
+        return self._zero_rows_are_idle or (group["lazy"] and self._moves_idle({**group, "lazy": False}))
 
     def _group_of(self, weight: Tensor) -> dict[str, Any]:
         """Return the group that holds a table; where none does, one that moves no idle rows."""
@@ -332,7 +354,11 @@ class RowOptimizer(InBackward):
         rule = self._rule(group)
         asked, hyperparameters = (rule, group["lazy"]), rule.hyperparameters
         last = together.kinds.get(number)
-        kind = last[1] if last is not None and last[0] == asked else self._kind(group, rule, clock.owned)
+        if last is not None and last[0] == asked:
+            kind = last[1]
+        else:
+            self._check_columns(tables)
+            kind = self._kind(group, rule, clock.owned)
         together.kinds[number] = asked, kind
         clock.random_rounding = group["stochastic_rounding"]
         if kind != clock.kind:
@@ -355,6 +381,14 @@ class RowOptimizer(InBackward):
             all_rows=kind.others == ALL_ROWS,
             clock=clock,
         )
+
+    def _check_columns(self, tables: list[Table]) -> None:
+        """Raise ``ValueError`` for a table of which this rank has some columns alone, but whose rows must be whole."""
+        for table in tables:
+            if table.part is not None and table.part.splits_columns:
+                obstacle = self.column_obstacle(table.parameter)
+                if obstacle is not None:
+                    raise ValueError(f"table {table.part.name!r} is ColumnWise, but {obstacle}")
 
     def _start(self, clock: Clock, tables: list[Table], kind: ClockKind, hyperparameters: list[float]) -> None:
         """Begin a new history, for a rule, states or an eps other than those of the past steps."""

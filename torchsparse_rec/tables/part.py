@@ -74,6 +74,8 @@ class Part(NamedTuple):
     """Does what ``nn.lookup_sparse`` is asked for, where this is among the tables; None: nothing does."""
     splits_rows: bool = True
     """Whether a rank may have some of the rows and not others."""
+    splits_columns: bool = False
+    """Whether a rank may have some of the columns and not others."""
 
 
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__module__
