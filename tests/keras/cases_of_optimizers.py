@@ -122,6 +122,70 @@ def test_float64(name):
     check_training(torch.sparse_coo, name, 1e-7, 1e-9, dtype="float64")  # Keras's learning rate is float32
 
 
+# What is changed in mid-run, and what it was before.
+CHANGES = {
+    "rho of RMSprop": ("RMSprop", {}, {"rho": 0.5}),
+    "rho of a centered one": ("RMSprop", {"centered": True}, {"rho": 0.5}),
+    "rho of Adadelta": ("Adadelta", {}, {"rho": 0.5}),
+    "centered": ("RMSprop", {"centered": True}, {"centered": False}),
+    "momentum of RMSprop": ("RMSprop", {"momentum": 0.9}, {"momentum": 0.0, "rho": 0.5}),
+    "momentum of SGD": ("SGD", {"momentum": 0.9}, {"momentum": 0.0}),
+    "nesterov": ("SGD", {"momentum": 0.9}, {"nesterov": True, "momentum": 0.5}),
+    "decay of SGD": ("SGD", {"momentum": 0.9}, {"weight_decay": 0.1}),
+    "decay": ("Adam", {}, {"weight_decay": 0.1}),
+    "betas": ("AdamW", {}, {"beta_1": 0.5, "beta_2": 0.7, "weight_decay": 0.3}),
+    "amsgrad": ("Adam", {"amsgrad": True}, {"amsgrad": False}),
+    "epsilon of Adam": ("Adam", {}, {"epsilon": 0.1, "learning_rate": 0.2}),
+    "epsilon of RMSprop": ("RMSprop", {}, {"epsilon": 0.1, "learning_rate": 0.2}),
+    "epsilon of Adadelta": ("Adadelta", {}, {"epsilon": 0.1}),
+    "epsilon of Adagrad": ("Adagrad", {}, {"epsilon": 0.1, "learning_rate": 0.2}),
+    "clipping": ("Adadelta", {}, {"clipnorm": 0.02, "rho": 0.5}),
+}
+
+
+def stepped(module, name, arguments, settings):
+    """Step a table of 12 rows, with a few rows' gradient and the given attributes at each step; return it and slots."""
+    layer = ours.Embedding(12, 2, dtype="float64")
+    layer(torch.tensor([0]))
+    layer.set_weights([np.linspace(-1, 1, 24).reshape(12, 2)])
+    table = layer.embeddings
+    optimizer = getattr(module.optimizers, name)(**OPTIMIZERS[name] | arguments)
+    optimizer.build([table])
+    for step, its in enumerate(settings):
+        for h, value in its.items():
+            setattr(optimizer, h, value)
+        values = torch.sin(torch.arange(6.0, dtype=torch.float64) + step).view(3, 2)
+        grad = torch.sparse_coo_tensor([[(step * k) % 12 for k in (1, 2, 5)]], values, (12, 2), check_invariants=True)
+        optimizer.apply([grad if module is ours else grad.to_dense()], [table])
+    return [x.numpy() for x in (table, *optimizer.variables)]
+
+
+def check_stepped(name, arguments, settings):
+    for x, y in zip(*(stepped(m, name, arguments, settings) for m in (ours, keras)), strict=True):
+        np.testing.assert_allclose(x, y, 1e-7, 1e-7)  # Keras's learning rate is float32
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("first", [False, True])
+def test_arguments_that_change_count_as_they_were_in_each_step(case, first):
+    """They change at step 5 and back at step 9; with ``first`` what they change to is there from the first step on."""
+    name, arguments, change = CHANGES[case]
+    config = getattr(keras.optimizers, name)(**OPTIMIZERS[name] | arguments).get_config()
+    before = {h: config[h] for h in change}
+    check_stepped(name, arguments, [change if (5 <= step < 9) is not first else before for step in range(14)])
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adadelta"])
+def test_a_schedule_of_rho(name):
+    """It has another value in each step, of more steps than those whose values are kept."""
+    check_stepped(name, {}, [{"rho": 0.7 + 0.004 * step} for step in range(70)])
+
+
+def test_amsgrad_after_the_slots_were_made():
+    with pytest.raises(ValueError, match="^Adam: amsgrad must be set before the optimizer is built, not after$"):
+        stepped(ours, "Adam", {}, [{}, {"amsgrad": True}])
+
+
 def test_excluded_from_weight_decay():
     mine, theirs = pair("AdamW")
     for made in (mine, theirs):

@@ -143,6 +143,56 @@ def test_hyperparameters_that_change(name, change):
     assert distance(ours[0], theirs[0]) <= 3e-6
 
 
+# What each hyperparameter changes to, and back; an optimizer whose states torch makes once begins with them.
+OTHER_VALUES = {
+    "lr": 0.01,
+    "betas": (0.5, 0.9),
+    "eps": 0.1,
+    "weight_decay": 0.3,
+    "momentum": 0.0,
+    "dampening": 0.2,
+    "nesterov": False,
+    "alpha": 0.5,
+    "rho": 0.5,
+    "lr_decay": 0.1,
+    "centered": False,
+    "amsgrad": False,
+    "maximize": True,
+    "lr_power": -0.3,
+    "l1": 0.05,
+    "l2": 0.3,
+    "l2_shrinkage": 0.2,
+    "beta": 0.3,
+}
+OF_EACH_RULE = [
+    *("sgd-nesterov-decay", "sgd-momentum-decay-dampening", "adagrad", "rowwise-adagrad", "adam", "amsgrad", "adamw"),
+    *("partial-rowwise-adam-decay", "rmsprop-centered-momentum", "adadelta", "ftrl-penalties", "lamb"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_decay=0.3 goes")
+@pytest.mark.parametrize("name", OF_EACH_RULE)
+def test_every_hyperparameter_counts_as_it_was_in_each_step(name):
+    """They change one after the other, and back while others differ: rows that are behind take each step as it was."""
+    case = BY_NAME[name]
+    mine, theirs = owned_table(initial().double()), torch.nn.Parameter(initial().double())
+    optimizers = case.ours([mine], lr=case.lr), case.dense([theirs], lr=case.lr)
+    before = dict(optimizers[0].param_groups[0])
+    left_out = {"nesterov" if before.get("dampening") else "dampening", *([] if before.get("amsgrad") else ["amsgrad"])}
+    changes = [(h, value) for h, value in OTHER_VALUES.items() if h in before and h not in left_out]
+    # Torch keeps a mean as it was while it is not centered, and then takes roots of numbers below 0.
+    ends = {"centered": 99}
+    for k, batch in enumerate(batches(4 * len(changes) + 16)):
+        for optimizer in optimizers:
+            for number, (h, value) in enumerate(changes):
+                optimizer.param_groups[0][h] = value if 6 <= k - 4 * number < ends.get(h, 12) else before[h]
+        step([mine], [theirs], optimizers, batch)
+    assert distance(mine, theirs) <= 1e-10
+    for state, value in optimizers[0].state[mine].items():
+        if state in optimizers[1].state[theirs]:
+            torch.testing.assert_close(value.double(), torch.as_tensor(optimizers[1].state[theirs][state]).double())
+
+
 def test_amsgrad_that_is_turned_on_later():
     ours, mine, theirs, reference = both(optim.Adam, torch.optim.Adam)
     for k, batch in enumerate(batches(60)):

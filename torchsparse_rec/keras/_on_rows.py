@@ -13,16 +13,46 @@ from ._by_rows import ByRows, TableStep, torch_class
 __all__ = ["OnRows"]
 
 
-class _Fading:
-    """How many steps a table has taken, and up to which of them the slots of each row have faded."""
+# Changes of the factor of a table, after which all its rows are brought up to date: each costs its rows a power.
+_MOST_FACTORS = 64
 
-    def __init__(self, table: Tensor) -> None:
+
+class _Fading:
+    """By what a step fades the slots of a table, and up to which step the slots of each row have faded."""
+
+    def __init__(self, variable: Any, names: list[str]) -> None:
+        table = variable._value
+        self.variable, self.names = variable, names
         self.steps = 0
+        # Each that a step has had, with the number of steps before the first of them.
+        self.factors: list[tuple[int, float]] = []
         self.last_step = torch.zeros(table.shape[0], dtype=torch.int32, device=table.device)
 
+    def is_full_for(self, factor: float) -> bool:
+        """Say whether a step with this factor is one change too many."""
+        return len(self.factors) == _MOST_FACTORS and self.factors[-1][1] != factor
+
+    def step(self, factor: float, rows: Tensor) -> Tensor:
+        """Count a step with this factor, made by ``rows``; return by what these have to fade before, ``[U, 1]``."""
+        missed = self.missed(self.last_step.index_select(0, rows))
+        if not self.factors or self.factors[-1][1] != factor:
+            self.factors.append((self.steps, factor))
+        self.steps += 1
+        self.last_step.index_fill_(0, rows, self.steps)
+        return missed
+
     def missed(self, last_step: Tensor) -> Tensor:
-        """Return how many steps rows have missed, as float64, ``[U, 1]``."""
-        return (self.steps - last_step).double()[:, None]
+        """Return the product of the factors of the steps that rows have missed, as float64, ``[U, 1]``."""
+        product = torch.ones(last_step.shape, dtype=torch.float64, device=last_step.device)
+        ends = [*(begin for begin, _ in self.factors[1:]), self.steps]
+        for (begin, factor), end in zip(self.factors, ends, strict=False):
+            product *= factor ** (end - last_step.clamp(min=begin)).clamp(min=0).double()
+        return product[:, None]
+
+    def catch_up(self) -> None:
+        """Take note that all rows are up to date."""
+        self.last_step.fill_(self.steps)
+        self.factors.clear()
 
 
 class OnRows(ByRows):
@@ -32,14 +62,16 @@ class OnRows(ByRows):
     A step of the optimizer's class runs on copies of the batch's rows, which are then put back.
     """
 
-    # The lists of slots, and the hyperparameter by which a step multiplies those of rows without a gradient.
-    _fading: ClassVar[dict[str, str | None]] = {}
+    # The lists of slots, and the hyperparameter by which a step multiplies those of rows without a gradient, if any.
+    _slots: ClassVar[tuple[str, ...]] = ()
+    _factor: ClassVar[str | None] = None
     # By the index of the variable; for rules that let slots fade.
-    _tables: dict[int, tuple[Any, _Fading]] = {}
+    _tables: dict[int, _Fading] = {}
 
     def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
         optimizer: Any = self
         names = self._slot_names()
+        faded = self._fade(steps, names)
         tables = [step.variable._value.detach() for step in steps]
         slots = {name: [self._slot_storage(name, step.variable) for step in steps] for name in names}
         indices = [step.rows for step in steps]
@@ -48,7 +80,9 @@ class OnRows(ByRows):
             name: [slot.index_select(0, index) for slot, index in zip(slots[name], indices, strict=True)]
             for name in names
         }
-        self._fade(steps, slot_rows)
+        for name in names if faded else ():
+            for slot, by in zip(slot_rows[name], faded, strict=True):
+                slot.mul_(by)
 
         # The optimizer again, with variables and slots that are the batch's rows.
         variables = [SimpleNamespace(value=each) for each in rows]
@@ -65,34 +99,30 @@ class OnRows(ByRows):
                 slots[name][k].index_copy_(0, index, slot_rows[name][k])
 
     def _slot_names(self) -> list[str]:
-        return [name for name in self._fading if getattr(self, name, None)]
+        """Return the lists of slots that a step with the present arguments reads and writes."""
+        return [name for name in self._slots if getattr(self, name, None)]
 
-    def _fade(self, steps: list[TableStep], slot_rows: dict[str, list[Tensor]]) -> None:
-        """Let the slots of the batch's rows fade by the steps that they have missed, and count this step."""
-        optimizer: Any = self
-        factors = {name: getattr(self, factor) for name, factor in self._fading.items() if factor is not None}
-        if not factors:
-            return
-        for k, (variable, index, _) in enumerate(steps):
-            number = optimizer._get_variable_index(variable)
+    def _fade(self, steps: list[TableStep], names: list[str]) -> list[Tensor]:
+        """Count a step of slots that fade; return by what those of the batch's rows have to fade before it."""
+        if self._factor is None:
+            return []
+        factor = float(getattr(self, self._factor))
+        numbers = [self._get_variable_index(step.variable) for step in steps]  # type: ignore[attr-defined]
+        known = [self._tables[number] for number in numbers if number in self._tables]
+        if any(fading.names != names or fading.is_full_for(factor) for fading in known):
+            self._bring_up_to_date()
+        for number, step in zip(numbers, steps, strict=True):
             if number not in self._tables:
-                self.__dict__["_tables"] = {**self._tables, number: (variable, _Fading(variable._value))}
-            fading = self._tables[number][1]
-            missed = fading.missed(fading.last_step.index_select(0, index))
-            for name, factor in factors.items():
-                if name in slot_rows:
-                    slot_rows[name][k].mul_(factor**missed)
-            fading.steps += 1
-            fading.last_step.index_fill_(0, index, fading.steps)
+                self.__dict__["_tables"] = {**self._tables, number: _Fading(step.variable, names)}
+            self._tables[number].names = names
+        return [self._tables[number].step(factor, step.rows) for number, step in zip(numbers, steps, strict=True)]
 
     def _bring_up_to_date(self) -> None:
         with torch.no_grad():
-            for variable, fading in self._tables.values():
-                missed = fading.missed(fading.last_step)
-                if not missed.any():
+            for fading in self._tables.values():
+                if bool((fading.last_step == fading.steps).all()):
                     continue
-                for name in self._slot_names():
-                    factor = self._fading[name]
-                    if factor is not None:
-                        self._slot_storage(name, variable).mul_(getattr(self, factor) ** missed)
-                fading.last_step.fill_(fading.steps)
+                missed = fading.missed(fading.last_step)
+                for name in fading.names:
+                    self._slot_storage(name, fading.variable).mul_(missed)
+                fading.catch_up()

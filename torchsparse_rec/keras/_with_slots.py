@@ -62,8 +62,8 @@ class WithSlots(ByRows):
         return ours
 
     def _decays(self, variable: Any) -> bool:
-        optimizer: Any = self
-        return optimizer.weight_decay is not None and optimizer._use_weight_decay(variable)  # type: ignore[no-any-return]
+        """Say whether weight decay, whether there is any now or not, concerns a table."""
+        return self._use_weight_decay(variable)  # type: ignore[attr-defined,no-any-return]
 
     def _states_of(self, variable: Any) -> dict[str, Tensor]:
         return {state: self._slot_storage(slot, variable) for state, slot in self._slots_by_state().items()}

@@ -61,7 +61,7 @@ class SGD(WithSlots, _SGD):  # type: ignore[valid-type,misc]
         return optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
 
     def _slots_by_state(self) -> dict[str, str]:
-        return {"momentum_buffer": "momentums"} if self.momentum else {}
+        return {"momentum_buffer": "momentums"} if self.momentums else {}
 
     def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
         return {"lr": 1.0 if self.momentum else lr, "momentum": self.momentum, "nesterov": self.nesterov}
@@ -111,7 +111,7 @@ class Adagrad(OnRows, _Adagrad):  # type: ignore[valid-type,misc]
     """
 
     keras_class = keras.optimizers.Adagrad
-    _fading = {"_accumulators": None}
+    _slots = ("_accumulators",)
 
 
 @_register
@@ -140,10 +140,14 @@ class RMSprop(OnRows, _RMSprop):  # type: ignore[valid-type,misc]
     """
 
     keras_class = keras.optimizers.RMSprop
-    _fading = {"_velocities": "rho", "_average_gradients": "rho"}
+    _slots = ("_velocities", "_average_gradients")
+    _factor = "rho"
 
     def _has_rule(self) -> bool:
         return self.momentum == 0
+
+    def _slot_names(self) -> list[str]:
+        return [name for name in super()._slot_names() if self.centered or name != "_average_gradients"]
 
 
 @_register
@@ -171,7 +175,8 @@ class Adadelta(OnRows, _Adadelta):  # type: ignore[valid-type,misc]
     """
 
     keras_class = keras.optimizers.Adadelta
-    _fading = {"_accumulated_grads": "rho", "_accumulated_delta_vars": "rho"}
+    _slots = ("_accumulated_grads", "_accumulated_delta_vars")
+    _factor = "rho"
 
 
 class _Adams(WithSlots):
@@ -185,14 +190,19 @@ class _Adams(WithSlots):
 
     def _slots_by_state(self) -> dict[str, str]:
         slots = {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}
-        return {**slots, "max_exp_avg_sq": "_velocity_hats"} if self.amsgrad else slots  # type: ignore[attr-defined]
+        return {**slots, "max_exp_avg_sq": "_velocity_hats"} if hasattr(self, "_velocity_hats") else slots
 
     def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
         optimizer: Any = self
         betas = optimizer.beta_1, optimizer.beta_2
         rate = _with_rounded_biases(lr, betas, step, dtype)
-        decay = optimizer.weight_decay * lr / rate if decays and rate else 0.0
-        return {"lr": rate, "betas": betas, "eps": optimizer.epsilon, "weight_decay": decay}
+        decay = optimizer.weight_decay * lr / rate if decays and optimizer.weight_decay and rate else 0.0
+        if optimizer.amsgrad and not hasattr(self, "_velocity_hats"):
+            raise ValueError(
+                f"{type(self).__name__}: amsgrad must be set before the optimizer is built, got True after"
+            )
+        changing = {"amsgrad": optimizer.amsgrad, "betas": betas, "eps": optimizer.epsilon, "weight_decay": decay}
+        return {"lr": rate, **changing}
 
 
 def _with_rounded_biases(lr: float, betas: tuple[float, float], step: int, dtype: torch.dtype) -> float:

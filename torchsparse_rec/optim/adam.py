@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._torch import as_stored, fused_adam, fused_adamw, grad_of
 from ..tables.stale import can_be_stale
-from ..tables.table import are_same
+from ..tables.table import are_same, flat
 from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means
 from .row_optimizer import RowOptimizer, Rule
 
@@ -137,6 +137,14 @@ class _Adam(RowOptimizer):
         if name == "max_exp_avg_sq" and "exp_avg_sq" in state:
             return state["exp_avg_sq"].clone()
         return super()._new_state(parameter, name, dtype, state)
+
+    def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+        value, group = super()._state_of(parameter, name, state), self._group_of(parameter)
+        if name == "max_exp_avg_sq" and not group["lazy"]:
+            # Steps without gradient leave the maximum as it is, once it is not below what is left of the average: it
+            # may be, after steps that amsgrad was turned off for.
+            torch.maximum(value, flat(state["exp_avg_sq"]) * float(group["betas"][1]), out=value)
+        return value
 
 
 def _can_be_at_once(parameters: list[Tensor], state: Mapping[Tensor, Any], names: tuple[str, ...]) -> bool:

@@ -75,7 +75,7 @@ class SGD(RowOptimizer, torch.optim.SGD):
             float(group["lr"]),
             momentum,
             float(group["dampening"]),
-            float(group["nesterov"]),
+            float(bool(group["nesterov"] and momentum != 0)),  # as torch reads it, should momentum become 0
             float(group["weight_decay"]),
         ]
         return Rule("sgd", hyperparameters, ("momentum_buffer",) if momentum != 0 else ())
