@@ -33,6 +33,15 @@ def test_pretrained_bags(grad_mode: str) -> None:
     assert torch.equal(bags(torch.tensor([[0, 1]])), rows.mean(0, keepdim=True))
 
 
+def test_a_maximum_over_a_nan_is_nan_in_torch_where_it_comes_first(grad_mode: str) -> None:
+    """docs/embeddings.md names the difference."""
+    rows, ids = torch.tensor([[1.0], [torch.nan], [2.0]]), torch.tensor([[1, 0], [0, 1], [2, 0]])
+    results = []
+    for cls, options in ((nn.EmbeddingBag, {"grad_mode": grad_mode}), (torch.nn.EmbeddingBag, {})):
+        results.append(cls.from_pretrained(rows, mode="max", **options)(ids).flatten().tolist())
+    assert str(results) == "[[nan, nan, 2.0], [nan, 1.0, 2.0]]"
+
+
 def test_pretrained_bags_are_renormalised_where_they_lie(grad_mode: str) -> None:
     """Restate test_embeddingbag_from_pretrained_options."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)

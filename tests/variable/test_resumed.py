@@ -66,6 +66,25 @@ def test_a_key_in_a_row_of_another_one_has_no_past(make: Callable, between: str,
     assert states[0].equal(states[1])
 
 
+def test_a_flush_leaves_rows_on_a_disk_which_then_are_right_when_they_are_read(tmp_path: Path) -> None:
+    def records(table: EmbeddingVariable) -> list[Any]:
+        tiers = [] if table.cold is None else table.cold._tiers
+        return [records.tolist() for tier in tiers for _, records in tier.items()]
+
+    found = []
+    for option in (EmbeddingVariableOption(), EmbeddingVariableOption(storage_option=on_disk(tmp_path, size=64))):
+        table = EmbeddingVariable(1, initializer=0.5, ev_option=option)
+        optimizer = optim.Adam(table.parameters(), lr=0.1)
+        for key in range(20):
+            step(table, optimizer, [key, key // 2])
+        before = records(table)
+        optimizer.flush()
+        assert records(table) == before
+        found.append(table.lookup(torch.arange(20)).flatten().tolist())
+        assert found[-1] == [rows_of(table)[key][0] for key in range(20)]
+    assert before and found[0] == pytest.approx(found[1], rel=1e-6)
+
+
 # ---- Schedules of evictions ------------------------------------------------------------------------------------------
 
 

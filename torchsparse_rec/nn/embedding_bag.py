@@ -77,7 +77,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             * ``"sum"``: ``sum(w x)``;
             * ``"mean"`` (default): ``sum(w x) / sum(w)``;
             * ``"sqrtn"``: ``sum(w x) / sqrt(sum(w^2))``;
-            * ``"max"``: the elementwise maximum, without weights.
+            * ``"max"``: the elementwise maximum, without weights. A NaN wins; in torch only the first of a bag does.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
         _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one.
         include_last_offset: ``offsets`` has one element more than there are bags: the end of the last bag, which is the

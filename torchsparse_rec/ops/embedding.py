@@ -88,7 +88,8 @@ def embedding_bag(
 
     With ``x_i = weight[indices[i]]`` and ``w_i = per_sample_weights[i]`` (1 without weights), a bag's result is
     ``sum(w x)`` (sum), ``sum(w x) / sum(w)`` (mean), ``sum(w x) / sqrt(sum(w^2))`` (sqrtn) or the elementwise maximum
-    (max, without weights). An empty bag and a zero denominator give zeros.
+    (max, without weights; a NaN wins, in torch only at the bag's first place). An empty bag and a zero denominator give
+    zeros.
 
     Args:
         weight: ``[V, D]``, float16, bfloat16 (summed in float32, rounded once), float32 or float64.

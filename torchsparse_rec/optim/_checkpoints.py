@@ -56,7 +56,12 @@ class Checkpoints(Optimizer):
         return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})
 
     def flush(self) -> None:
-        """Bring all rows of all tables up to date, at the cost of a pass over the stale ones."""
+        """
+        Bring all rows of all tables up to date, at the cost of a pass over the stale ones.
+
+        Rows of an :class:`EmbeddingVariable` that lie in tiers beyond its first, as on an SSD, are left as they are: a
+        call that rewrote a disk would cost what the tiers save. They catch up when they are read, promoted or saved.
+        """
         for clock in self._clocks():
             clock.flush(clock.tables())
 
