@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import struct
+import zipfile
+import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +37,19 @@ from ._checkpoint_wire import (
     varint,
 )
 
-__all__ = ["CHUNK", "CheckpointReader", "Entry", "Piece", "check_crcs", "copy_bytes", "mapped_file", "overlap"]
+__all__ = [
+    "CHUNK",
+    "CheckpointReader",
+    "Entry",
+    "Piece",
+    "check_crcs",
+    "check_member",
+    "copy_bytes",
+    "mapped_file",
+    "overlap",
+    "reading",
+    "stored_begin",
+]
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER = 48
@@ -295,6 +311,52 @@ def mapped_file(path: str) -> Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """
+    Raise what readers raise of a damaged or foreign file as ``ValueError`` that names it.
+
+    A file that is missing, or may not be opened, keeps its kind of error.
+
+    Args:
+        path: what the caller gave.
+    """
+    try:
+        yield
+    except _OF_READERS as error:
+        is_closed = isinstance(error, (FileNotFoundError, PermissionError))
+        kind = type(error) if is_closed else ValueError
+        if type(error) is kind and path in str(error):
+            raise
+        said = "" if is_closed or type(error) is ValueError else " is damaged, or of another kind than its name says"
+        raise kind(f"{path}{said}: {error or type(error).__name__}") from error
+
+
+#: What readers of files raise, most of them without the file's name: zipfile, h5py, torch and pickle among them.
+_OF_READERS = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, TypeError),
+    *(ValueError, pickle.UnpicklingError, struct.error, zipfile.BadZipFile),
+)
+
+
+def stored_begin(file: Any, member: zipfile.ZipInfo) -> int:
+    """Return where the content of a member that is not compressed begins in an archive, a file open for reading."""
+    file.seek(max(0, member.header_offset))
+    head = file.read(30)
+    if len(head) < 30 or head[:4] != b"PK\3\4":
+        raise zipfile.BadZipFile(f"{member.filename!r} must begin at byte {member.header_offset}: it does not")
+    lengths = struct.unpack("<HH", head[26:])  # of the name, and of what else is before the content
+    return int(member.header_offset + 30 + sum(lengths))
+
+
+def check_member(path: str, content: Tensor, begin: int, member: zipfile.ZipInfo, name: str | None = None) -> None:
+    """Raise ``ValueError`` unless a member of an archive, not compressed, has its checksum; ``name`` is of what."""
+    found = zlib.crc32(content[begin : begin + member.file_size].numpy().data)
+    if found != member.CRC:
+        what = name or member.filename
+        raise ValueError(f"{path} is damaged: {what!r} must have the CRC {member.CRC:#010x} there, got {found:#010x}")
 
 
 def check_crcs(name: str, pieces: list[Piece]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import os
 import re
-import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,10 +16,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checkpoint_format import CheckpointReader, Piece, check_crcs, copy_bytes, mapped_file
+from ._checkpoint_format import (
+    CHUNK,
+    CheckpointReader,
+    Piece,
+    check_crcs,
+    check_member,
+    copy_bytes,
+    mapped_file,
+    reading,
+    stored_begin,
+)
 from ._checkpoint_wire import fields
 
-__all__ = ["Found", "Source", "Window", "h5py_module", "listed", "open_source", "stored_begin"]
+__all__ = ["MOST_STEPS", "Found", "Source", "Window", "h5py_module", "listed", "named_after", "open_source"]
 
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -28,6 +40,10 @@ _H5_DTYPES = {
     "<i4": torch.int32,
     "<i8": torch.int64,
 }
+
+
+#: Above it a float64 does not hold all integers.
+MOST_STEPS = 2**53
 
 
 class Found(NamedTuple):
@@ -41,16 +57,29 @@ class Found(NamedTuple):
     """In how many parts it is stored."""
     pieces: Callable[[], list[Piece]]
 
-    def number(self) -> float:
-        """Return the value of a tensor of one element."""
+    def read(self) -> Tensor:
+        """Return a copy, its checksums compared."""
         pieces = self.pieces()
-        if torch.Size(self.shape).numel() != 1:
-            raise ValueError(f"{pieces[0].file}: {self.name!r} must be one number, got the shape {list(self.shape)}")
         check_crcs(self.name, pieces)
         result = torch.empty(self.shape, dtype=pieces[0].dtype)
         for piece in pieces:
             copy_bytes(piece, result)
-        return float(result)
+        return result
+
+    def number(self) -> float:
+        """Return the value of a tensor of one element."""
+        if math.prod(self.shape) != 1:
+            file = self.pieces()[0].file
+            raise ValueError(f"{file}: {self.name!r} must be one number, got the shape {list(self.shape)}")
+        return float(self.read())
+
+    def step_count(self) -> int:
+        """Return the value of a tensor of one element that counts steps."""
+        number = self.number()
+        if not 0 <= number <= MOST_STEPS or number != int(number):
+            file = self.pieces()[0].file
+            raise ValueError(f"{file}: {self.name!r} must be a number of steps, an integer of at least 0, got {number}")
+        return int(number)
 
 
 class Source(NamedTuple):
@@ -62,6 +91,8 @@ class Source(NamedTuple):
     full_names: dict[str, str]
     """What Keras or TensorFlow calls the variables, where the file says it beside its own names."""
     is_h5: bool
+    has_objects: bool
+    """Whether it is an object-based checkpoint."""
 
     def names(self, name: str) -> list[str]:
         """Return all names of a tensor: the file's, and the variable's."""
@@ -84,8 +115,26 @@ def open_source(path: str | os.PathLike[str], strategy: str) -> Source:
         strategy: how rows lie in partitions that are stored under names of their own: "div" or "mod".
     """
     path = os.fspath(path)
-    if path.endswith((".h5", ".hdf5", ".keras")):
-        return _h5_source(path)
+    with reading(path):
+        is_h5 = path.endswith((".h5", ".hdf5", ".keras"))
+        source = _h5_source(path) if is_h5 else _checkpoint_source(path, strategy)
+    tensors = {name: named_after(path, found) for name, found in source.tensors.items()}
+    named = source.path if path in source.path else f"{path}: {source.path}"
+    return source._replace(path=named, tensors=tensors)
+
+
+def named_after(path: str, found: Found) -> Found:
+    """Return a tensor whose errors name the path that the caller gave, wherever its file is."""
+
+    def pieces() -> list[Piece]:
+        with reading(path):
+            its = found.pieces()
+        return [x if path in x.file else x._replace(file=f"{path}: {x.file}") for x in its]
+
+    return found._replace(pieces=pieces)
+
+
+def _checkpoint_source(path: str, strategy: str) -> Source:
     prefix = _prefix_of(path)
     reader = CheckpointReader(prefix)
     keys = {name: name.removesuffix(_VALUE) for name in reader.entries if name != _GRAPH}
@@ -94,7 +143,9 @@ def open_source(path: str | os.PathLike[str], strategy: str) -> Source:
         for name, base in keys.items()
     }
     full_names = _full_names(reader, keys) if _GRAPH in reader.entries else {}
-    return Source(reader.path, {**tensors, **_joined(reader.path, tensors, strategy)}, full_names, False)
+    return Source(
+        reader.path, {**tensors, **_joined(reader.path, tensors, strategy)}, full_names, False, _GRAPH in reader.entries
+    )
 
 
 def _prefix_of(path: str) -> str:
@@ -107,7 +158,14 @@ def _prefix_of(path: str) -> str:
             with open(state, encoding="utf-8") as file:
                 match = re.search(r'^model_checkpoint_path: "(.*)"', file.read(), re.MULTILINE)
             if match:
-                return os.path.join(path, match[1])
+                prefix = os.path.join(path, match[1])
+                if not os.path.exists(f"{prefix}.index"):
+                    here = [x.removesuffix(".index") for x in os.listdir(path) if x.endswith(".index")]
+                    raise FileNotFoundError(
+                        f"{state} says that the last checkpoint is {prefix}, which is missing: if the folder was "
+                        f"moved, give the path of a checkpoint in it, of which it has {listed(here) or 'none'}"
+                    )
+                return prefix
         raise FileNotFoundError(
             f"{path} must be a SavedModel or have a file 'checkpoint'; it has {listed(os.listdir(path)) or 'nothing'}"
         )
@@ -153,12 +211,12 @@ def _joined(path: str, tensors: dict[str, Found], strategy: str) -> dict[str, Fo
 def _join(path: str, name: str, parts: dict[int, Found], strategy: str) -> Callable[[], list[Piece]]:
     def pieces() -> list[Piece]:
         begin, result = 0, []
-        rows = sum(part.shape[0] for part in parts.values())
+        rows = sum(part.shape[0] if part.shape else 0 for part in parts.values())
         for k in range(len(parts)):
             if k not in parts:
                 raise ValueError(f"{path}: {name!r} must have parts 0 to {len(parts) - 1}, got {sorted(parts)}")
             part, whole = parts[k], parts[0]
-            if part.shape[1:] != whole.shape[1:] or part.dtype != whole.dtype:
+            if part.shape[1:] != whole.shape[1:] or part.dtype != whole.dtype or not part.shape:
                 raise ValueError(
                     f"{path}: parts of {name!r} must agree, got {part.shape} {part.dtype} after {whole.shape} "
                     f"{whole.dtype}"
@@ -195,8 +253,11 @@ def _full_names(reader: CheckpointReader, keys: dict[str, str]) -> dict[str, str
         for attribute in _all(reader.path, node, 2):
             texts = dict(fields(reader.path, attribute))
             full, key = texts.get(2, b""), texts.get(3, b"")
-            if isinstance(full, bytes) and isinstance(key, bytes) and full and key.decode() in keys:
-                result[keys[key.decode()]] = full.decode()
+            if not isinstance(full, bytes) or not isinstance(key, bytes):
+                continue
+            name = key.decode(errors="backslashreplace")
+            if full and name in keys:
+                result[keys[name]] = full.decode(errors="backslashreplace")
     return result
 
 
@@ -247,31 +308,53 @@ class Window(RawIOBase):
         return count
 
 
+_IN_KERAS = "model.weights.h5"
+
+
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, int]]:
-    """Yield the HDF5 file at a path, or in the ``.keras`` file there, and where it begins."""
+def _opened(path: str, content: Tensor) -> Iterator[tuple[Any, int, Callable[[], None]]]:
+    """Yield the HDF5 file at a path, or in the ``.keras`` file there, where it begins, and what compares its CRC."""
     h5py = h5py_module()
     if not path.endswith(".keras"):
         with h5py.File(path, "r") as file:
-            yield file, 0
+            yield file, 0, lambda: None
         return
     with zipfile.ZipFile(path) as archive:
-        member = archive.getinfo("model.weights.h5")
+        names = archive.namelist()
+        if _IN_KERAS not in names:
+            raise ValueError(f"{path} must have {_IN_KERAS}, as Keras writes it; it has {listed(names) or 'nothing'}")
+        member = archive.getinfo(_IN_KERAS)
     if member.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(
-            f"{path}: model.weights.h5 is compressed, which Keras does not do: unpack it, and give its path"
-        )
+        raise ValueError(f"{path}: {_IN_KERAS} is compressed, which Keras does not do: unpack it, and give its path")
     with open(path, "rb") as raw:
         begin = stored_begin(raw, member)
     with Window(path, begin, member.file_size) as window, h5py.File(window, "r") as file:
-        yield file, begin
+        yield file, begin, functools.cache(functools.partial(check_member, path, content, begin, member))
 
 
-def stored_begin(file: Any, member: zipfile.ZipInfo) -> int:
-    """Return where the content of a member that is not compressed begins in an archive, a file open for reading."""
-    file.seek(member.header_offset)
-    lengths = struct.unpack("<HH", file.read(30)[26:])  # of the name, and of what else is before the content
-    return int(member.header_offset + 30 + sum(lengths))
+def _check_heaps(path: str, content: Tensor) -> None:
+    """
+    Raise ``ValueError`` if a heap of strings in an HDF5 file has an object without an end, over which HDF5 never gets.
+
+    Source: "Global Heap" in the HDF5 File Format Specification.
+    """
+    head = b"GCOL\1\0\0\0"
+    for begin in range(0, len(content), CHUNK):
+        some = content[begin : begin + CHUNK + len(head)].numpy().tobytes()
+        at = some.find(head)
+        while at >= 0:
+            where = begin + at
+            data = content[where : where + 16].numpy().tobytes()
+            end = where + int.from_bytes(data[8:16], "little")
+            where += 16
+            while where + 16 <= min(end, len(content)):
+                fields_of = content[where : where + 16].numpy().tobytes()
+                number, size = int.from_bytes(fields_of[:2], "little"), int.from_bytes(fields_of[8:], "little")
+                taken = size if number == 0 else 16 + -(-size // 8) * 8  # object 0 is the rest, its head included
+                if taken < 16:
+                    raise ValueError(f"{path} is damaged: a heap's object at byte {where} must take 16 bytes or more")
+                where += taken
+            at = some.find(head, at + 1)
 
 
 def _h5_source(path: str) -> Source:
@@ -281,22 +364,30 @@ def _h5_source(path: str) -> Source:
     content = mapped_file(path)
     tensors: dict[str, Found] = {}
     full_names: dict[str, str] = {}
+    ranges: list[tuple[int, int, str]] = []
 
-    with _opened(path) as (file, begin):
+    _check_heaps(path, content)
+    with _opened(path, content) as (file, begin, check):
 
         def visit(name: str, x: Any) -> None:
             if isinstance(x, h5py.Dataset):
                 is_bfloat16 = x.attrs.get("dtype") == "bfloat16"
+                is_bfloat16 = is_bfloat16 and x.dtype.itemsize == 2
                 dtype = torch.bfloat16 if is_bfloat16 else _H5_DTYPES.get(x.dtype.str)
-                offset = x.id.get_offset()
-                bytes_of = _h5_pieces(path, content, name, tuple(x.shape), dtype, offset, begin)
-                tensors[name] = Found(name, tuple(x.shape), dtype, 1, bytes_of)
+                shape, offset = tuple(x.shape), x.id.get_offset()
+                bytes_of = _h5_pieces(path, content, name, shape, dtype, offset, begin, check)
+                tensors[name] = Found(name, shape, dtype, 1, bytes_of)
+                if offset is not None:
+                    ranges.append((offset, offset + math.prod(shape) * x.dtype.itemsize, name))
                 layer = x.parent.attrs.get("name")
                 if isinstance(layer, str):
                     full_names[name] = f"{layer}/{name.rsplit('/', 1)[-1]}"
 
         file.visititems(visit)
-    return Source(path, tensors, full_names, True)
+    for (_, end, before), (start, _, name) in itertools.pairwise(sorted(ranges)):
+        if start < end:  # HDF5 has no checksums: an address that has changed is seen where it is another's
+            raise ValueError(f"{path} is damaged: {before!r} and {name!r} must lie apart, got one byte {start} of both")
+    return Source(path, tensors, full_names, True, False)
 
 
 def _h5_pieces(
@@ -307,11 +398,13 @@ def _h5_pieces(
     dtype: torch.dtype | None,
     offset: int | None,
     begin: int,
+    check: Callable[[], None],
 ) -> Callable[[], list[Piece]]:
     def pieces() -> list[Piece]:
+        check()
         if dtype is None:
             raise ValueError(f"{path}: {name!r} must be of little endian floats or integers of a dtype that torch has")
-        size = torch.Size(shape).numel() * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if offset is None and size:
             raise ValueError(f"{path}: {name!r} must lie in one run of bytes, as Keras writes it, and not in chunks")
         start = begin + (offset or 0)

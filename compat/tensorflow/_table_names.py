@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,17 @@ from ...nn import EmbeddingVariable
 from ...tables.table import split_part
 from ._checkpoint_sources import Found, Source, listed
 
-__all__ = ["Move", "Target", "check_distinct", "chosen", "names_of", "one_variable", "pairs_of", "targets_of"]
+__all__ = [
+    "Move",
+    "Target",
+    "check_distinct",
+    "chosen",
+    "keras_order",
+    "names_of",
+    "one_variable",
+    "pairs_of",
+    "targets_of",
+]
 
 
 class Move(NamedTuple):
@@ -170,6 +180,48 @@ def one_variable(source: Source, text: str, rank: int | None = None, wanted_for:
         f"{source.path}: {text!r}, for {wanted_for}, must name one variable, got "
         f"{listed(' = '.join(source.names(x.name)) for x in found)}"
     )
+
+
+def keras_order(source: Source, variables: Sequence[str]) -> list[Found | None]:
+    """
+    Return the trainable variables of a Keras model, in its order.
+
+    Args:
+        source: a file.
+        variables: all of them, by names of the file, or by Keras's paths such as ``"users/embeddings"``, of which a
+            file of weights has the layers.
+
+    Returns:
+        The variables; None for one whose layer is not the only one of its name.
+
+    Raises:
+        ValueError: a name is of none, or they have another order than layers of one class have in the file.
+    """
+    result: list[Found | None] = []
+    taken: dict[str, int] = {}
+    last: dict[str, tuple[int, str]] = {}
+    for text in variables:
+        layer, _, variable = text.rpartition("/")
+        found = source.named(text) or _matches(source, text)
+        if not found and source.is_h5 and layer:
+            number = taken[layer] = taken.get(layer, -1) + 1
+            found = source.named(f"{layer.rpartition('/')[2]}/{number}")
+            if len(found) > 1:
+                result.append(None)
+                continue
+        its = found[0] if len(found) == 1 else one_variable(source, text)
+        result.append(its)
+        # Keras numbers layers of one class, as embedding and embedding_1, in the order of the model.
+        match = re.fullmatch(r"(layers/[^/]+?)(?:_(\d+))?/vars/\d+", its.name) if source.is_h5 else None
+        if match:
+            place, before = int(match[2] or 0), last.get(match[1], (0, text))
+            if place < before[0]:
+                raise ValueError(
+                    f"{source.path}: variables must be in the order of model.trainable_variables, where {text!r} is "
+                    f"before {before[1]!r}"
+                )
+            last[match[1]] = place, text
+    return result
 
 
 def _matches(source: Source, text: str) -> list[Found]:

@@ -107,7 +107,9 @@ def _check_tensor(path: str, found: Found, target: Target, shape: tuple[int, ...
             f"{path}: {found.name!r} must have the shape of {target.parameter_name!r}, {list(shape)}, got "
             f"{list(found.shape)}"
         )
-    if found.dtype is None or not found.dtype.is_floating_point or torch.promote_types(found.dtype, dtype) != dtype:
+    its = found.dtype
+    is_float = its is not None and its.is_floating_point and its.itemsize > 1  # torch promotes no floats of 8 bits
+    if its is None or not is_float or torch.promote_types(its, dtype) != dtype:
         raise ValueError(
             f"{path}: {found.name!r} must be of {dtype}, or of floats that it holds, for "
             f"{target.parameter_name!r}, got {found.dtype or 'a dtype that torch does not have'}"

@@ -13,7 +13,7 @@ from ... import optim
 from ...optim.row_optimizer import RowOptimizer
 from ._checkpoint_sources import Found, Source, listed
 
-__all__ = ["Slots", "beta_powers", "factor_of", "find_slots", "keras_groups", "steps_by_name", "v1_slots"]
+__all__ = ["Slots", "beta_powers", "check_rule", "factor_of", "find_slots", "keras_groups", "steps_by_name", "v1_slots"]
 
 
 class _Slot(NamedTuple):
@@ -72,6 +72,8 @@ class Slots(NamedTuple):
     """By the name of the state: the slot, and by what it is multiplied."""
     steps: int | None
     """How many steps have been taken; None: the file does not say."""
+    are_keras: bool = False
+    """Whether they are of an optimizer of Keras, some of which have other rules than those of ``tf.compat.v1``."""
 
 
 def _known(optimizer: RowOptimizer, group: dict[str, Any]) -> tuple[str, tuple[_Slot, ...]]:
@@ -128,11 +130,34 @@ def _check_kind(source: Source, owner: str, optimizer: RowOptimizer) -> None:
         raise ValueError(f"{source.path} has slots of Keras's {owner!r}, not of {type(optimizer).__name__}")
 
 
+def check_rule(path: str, optimizer: RowOptimizer, group: dict[str, Any], slots: Slots) -> None:
+    """Raise ``ValueError`` if no step of an optimizer is that of the one whose slots a file has."""
+    why = ""
+    if isinstance(optimizer, optim.RMSprop) and group["eps"] != 0:
+        why = f"optim.RMSprop adds eps to the root, and TensorFlow below it: eps must be 0, got {group['eps']}"
+    if isinstance(optimizer, optim.Ftrl) and slots.are_keras:
+        moves = "Keras's Ftrl moves rows without a gradient, and optim.Ftrl does not,"
+        if group["l2_shrinkage"] != 0:
+            why = f"{moves} under l2_shrinkage: it must be 0, got {group['l2_shrinkage']}"
+        elif slots.steps == 0:
+            why = f"{moves} in the first step, which the file is before"
+    if why:
+        name = "keras" if slots.are_keras else "v1"
+        raise ValueError(
+            f"{path}: {why}. Load the tables without optimizer, and the slots by import_slots into that of "
+            f"compat.tensorflow.optimizers.{name}"
+        )
+
+
 # ---- Finding slots --------------------------------------------------------------------------------------------------
 
 
 def find_slots(
-    source: Source, variable: Found, optimizer: RowOptimizer, group: dict[str, Any], variables: Sequence[Found] | None
+    source: Source,
+    variable: Found,
+    optimizer: RowOptimizer,
+    group: dict[str, Any],
+    variables: Sequence[Found | None] | None,
 ) -> Slots:
     """
     Return the slots of a variable, under whichever of TensorFlow's names they have.
@@ -188,7 +213,7 @@ def find_slots(
                 state: (next(has[name] for name in names if name in has), factor_of(optimizer, group, state, is_keras))
                 for state, names in wanted.items()
             }
-            return Slots(states, steps_by_name(source, owner, group))
+            return Slots(states, steps_by_name(source, owner, group), is_keras)
     if not slots:
         return Slots({}, steps_by_name(source, "", group))
     has_slots = {name for name in source.tensors if name.startswith(f"{variable.name}/")}
@@ -200,7 +225,11 @@ def find_slots(
 
 
 def _by_position(
-    source: Source, variable: Found, optimizer: RowOptimizer, group: dict[str, Any], variables: Sequence[Found] | None
+    source: Source,
+    variable: Found,
+    optimizer: RowOptimizer,
+    group: dict[str, Any],
+    variables: Sequence[Found | None] | None,
 ) -> Slots:
     """Return slots of a file of Keras, which numbers the optimizer's variables and does not name them."""
     found = {int(m[1]): x for name, x in source.tensors.items() if (m := re.fullmatch(r"optimizer/vars/(\d+)", name))}
@@ -212,7 +241,7 @@ def _by_position(
     begin = 2 if len(found) > 1 and found[1].shape == () else 1
     values = [found[k] for k in range(begin, len(found))]
     if total == 0:
-        return Slots({}, int(found[0].number()))
+        return Slots({}, found[0].step_count())
     count, rest = divmod(len(values), total)
     if variables is None:
         same = [k for k, value in enumerate(values) if value.shape == variable.shape]
@@ -224,7 +253,7 @@ def _by_position(
             )
         position = same[0] // len(groups[0])
     else:
-        names = [x.name for x in variables]
+        names = ["" if x is None else x.name for x in variables]
         if variable.name not in names or len(names) * total != len(values):
             raise ValueError(
                 f"{source.path}: variables must be all {len(values) / total:g} that the {len(values)} slots are of, "
@@ -242,7 +271,7 @@ def _by_position(
                 )
             states[state] = slot, factor_of(optimizer, group, state, True)
         before += count * len(states_of)
-    return Slots(states, int(found[0].number()))
+    return Slots(states, found[0].step_count(), True)
 
 
 # ---- Steps ----------------------------------------------------------------------------------------------------------
@@ -253,8 +282,8 @@ def steps_by_name(source: Source, owner: str, group: dict[str, Any]) -> int | No
     begin = f"{owner}/" if owner else ""
     for name in (f"{begin}iter", f"{begin}_iterations", f"{begin}iteration"):
         for found in source.named(name) if owner else []:
-            return int(found.number())
-    counts = [int(found.number()) for found in source.named("global_step")]
+            return found.step_count()
+    counts = [found.step_count() for found in source.named("global_step")]
     if "betas" not in group:
         return counts[0] if counts else None
     for beta, name in zip(group["betas"], ("beta1_power", "beta2_power"), strict=True):

@@ -12,9 +12,9 @@ from ...typing import PartitionStrategy
 from ._checkpoint_format import check_crcs
 from ._checkpoint_sources import Found, Source, open_source
 from ._growing_tables import GrowingRows, growing_rows
-from ._table_names import Move, Target, names_of, one_variable, pairs_of, targets_of
+from ._table_names import Move, Target, keras_order, names_of, pairs_of, targets_of
 from ._table_plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
-from ._table_slots import Slots, find_slots, steps_by_name, v1_slots
+from ._table_slots import Slots, check_rule, find_slots, steps_by_name, v1_slots
 from ._tables_written import Saved, write_checkpoint, write_h5
 
 __all__ = ["load_tables", "save_tables"]
@@ -48,9 +48,11 @@ def load_tables(
             ``"bags.embedding_bags.users.weight"``.
         optimizer: an Adam, AdamW, Adagrad, Ftrl, RMSprop or SGD of :mod:`torchsparse_rec.optim`, which takes over the
             slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: of Adam
-            also ``tensorflow_eps=True``; of momentum the lr, of which TensorFlow's slot is a multiple.
+            also ``tensorflow_eps=True``; of momentum the lr, of which TensorFlow's slot is a multiple. Where
+            no optimizer there has TensorFlow's rule, docs/tensorflow.md says what to use instead.
         variables: of a file of Keras, with an optimizer: the names of all trainable variables, in the order of
-            ``model.trainable_variables``. It is needed where several have the shape of one table.
+            ``model.trainable_variables``, such as ``[v.path for v in model.trainable_variables]``. It is needed where
+            several have the shape of one table.
         partition_strategy: how ids lie in partitions that have names of their own: ``"div"`` (default) or ``"mod"``,
             the default of ``tf.compat.v1.nn.embedding_lookup``.
         dry_run: print what would go where, and load nothing.
@@ -60,8 +62,9 @@ def load_tables(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a variable or slot is missing, or not the only one of its name; a shape or dtype differs; a file is
-            damaged, big endian or compressed. The error names file and tensor. Nothing has been changed then.
+        ValueError: a variable or slot is missing, or not the only one of its name; a shape or dtype differs; no step of
+            the optimizer is that of the file's; a file is damaged, foreign, big endian or compressed. The error names
+            ``path`` and tensor. Nothing has been changed then.
 
     Example:
         >>> import os, tempfile
@@ -82,7 +85,7 @@ def load_tables(
         raise ValueError(f"load_tables: partition_strategy must be 'div' or 'mod', got {partition_strategy!r}")
     check_arguments("load_tables", optimizer, tables)
     source = open_source(path, partition_strategy)
-    order = None if variables is None else [one_variable(source, name) for name in variables]
+    order = None if variables is None else keras_order(source, variables)
     plans = [_planned(source, *pair, optimizer, order) for pair in pairs_of(source, model, tables)]
     moves = [move for plan in plans for move in moves_of(plan)]
     if dry_run:
@@ -169,7 +172,7 @@ def save_tables(
 
 
 def _planned(
-    source: Source, target: Target, found: Found | str, optimizer: RowOptimizer | None, order: list[Found] | None
+    source: Source, target: Target, found: Found | str, optimizer: RowOptimizer | None, order: list[Found | None] | None
 ) -> Plan:
     """Return what a file has for a table, checked."""
     growing = target.growing
@@ -186,6 +189,8 @@ def _planned(
     if growing is not None and isinstance(found, Found):
         # A table of fixed size, whose rows become those of the keys 0, 1, ...
         rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
+    if optimizer is not None and group is not None:
+        check_rule(source.path, optimizer, group, slots)
     plan = Plan(target, found if isinstance(found, Found) and growing is None else None, rows, slots)
     check_plan(source.path, plan, optimizer, "beta1_power, iterations or global_step")
     return plan

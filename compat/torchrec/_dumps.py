@@ -21,7 +21,7 @@ import torch
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
 from ..tensorflow._checkpoint_format import Piece, mapped_file
-from ..tensorflow._checkpoint_sources import Found, listed
+from ..tensorflow._checkpoint_sources import MOST_STEPS, Found, listed
 from ..tensorflow._growing_tables import GrowingRows
 
 __all__ = ["Dump", "dynamicemb_dumps", "sok_dumps"]
@@ -159,7 +159,7 @@ def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Call
                 )
             )
         steps = about.get("iters")
-        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
+        if steps is not None and (type(steps) is not int or not 0 <= steps <= MOST_STEPS):
             raise ValueError(f"{path}: iters must be an integer of at least 0, got {steps!r}")
         return result, steps
 
@@ -172,7 +172,7 @@ def _arguments(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must be an object of JSON, got a {type(found).__name__}")

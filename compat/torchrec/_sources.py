@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..tensorflow._checkpoint_sources import Found, listed
+from ..tensorflow._checkpoint_format import reading
+from ..tensorflow._checkpoint_sources import Found, listed, named_after
 from ..tensorflow._table_names import Target, chosen
 from ._dumps import Dump, dynamicemb_dumps, sok_dumps
 from ._states import bare, states_by_variable
@@ -79,6 +80,20 @@ def open_source(given: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     path = os.fspath(given)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} is missing")
+    with reading(path):
+        source = _at(path)
+    return source._replace(
+        variables=_named_after(path, source.variables),
+        states={name: _named_after(path, its) for name, its in source.states.items()},
+    )
+
+
+def _named_after(path: str, tensors: Mapping[str, Found]) -> dict[str, Found]:
+    return {name: named_after(path, found) for name, found in tensors.items()}
+
+
+def _at(path: str) -> Source:
+    """Return what the file or folder at a path has."""
     if not os.path.isdir(path):
         return _of_tensors(path, tensors_of_file(path))
     if os.path.exists(os.path.join(path, METADATA)):

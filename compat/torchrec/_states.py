@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
-from ..tensorflow._checkpoint_format import Piece, copy_bytes
-from ..tensorflow._checkpoint_sources import Found, listed
+from ..tensorflow._checkpoint_format import Piece
+from ..tensorflow._checkpoint_sources import MOST_STEPS, Found, listed
 from ..tensorflow._table_slots import Slots
 from ._torch_files import whole_tensor
 
@@ -22,6 +22,8 @@ _WRAPPERS = ("model", "module", "_dmp_wrapped_module", "_orig_mod")
 # FBGEMM's fused optimizers that have one of these as their counterpart. Of all others torch's names are known.
 _FUSED = (optim.Adam, optim.AdamW, optim.Adagrad, optim.RowWiseAdagrad, optim.PartialRowWiseAdam, optim.LAMB)
 _STEPS = ("step", "iter")
+# More numbers of steps, one for each shard, are not read.
+_MOST_SHARDS = 2**20
 
 
 def bare(name: str) -> str:
@@ -127,18 +129,13 @@ def check_steps(path: str, name: str, said: int | None, given: int | None) -> No
 
 def _steps(path: str, found: Found) -> int:
     """Return the number of steps, which may be there once for each shard."""
-    values = _read(found).reshape(-1)
-    if not len(values) or not bool((values == values[0]).all()) or not 0 <= values[0] == values[0].floor():
-        raise ValueError(f"{path}: {found.name!r} must be one number of steps for all shards, got {values.tolist()}")
+    values = found.read().reshape(-1) if 0 < math.prod(found.shape) <= _MOST_SHARDS else torch.tensor([-1])
+    if not bool((values == values[0]).all()) or not 0 <= values[0] == values[0].floor() <= MOST_STEPS:
+        got = values.unique().tolist()
+        raise ValueError(
+            f"{path}: {found.name!r} must be one number of steps for all shards, got {list(found.shape)} of {got}"
+        )
     return int(values[0])
-
-
-def _read(found: Found) -> Tensor:
-    pieces = found.pieces()
-    result = torch.empty(found.shape, dtype=pieces[0].dtype)
-    for piece in pieces:
-        copy_bytes(piece, result)
-    return result
 
 
 def _by_row(path: str, variable: Found, found: Found, kind: str, average_shards: bool) -> Found:
@@ -171,7 +168,7 @@ def _by_row(path: str, variable: Found, found: Found, kind: str, average_shards:
         )
 
     def mean() -> list[Piece]:
-        by_shard = _read(found).double().view(len(shards), rows)
+        by_shard = found.read().double().view(len(shards), rows)
         widths = torch.tensor([end - begin for begin, end in shards], dtype=torch.float64)
         joined = (widths @ by_shard / variable.shape[1]).to(found.dtype)
         return whole_tensor(path, found.name, joined).pieces()

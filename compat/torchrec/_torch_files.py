@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import math
 import os
-import pickle
+import pickletools
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..tensorflow._checkpoint_format import Piece, mapped_file, overlap
-from ..tensorflow._checkpoint_sources import Found, Window, stored_begin
+from ..tensorflow._checkpoint_format import Piece, check_member, mapped_file, overlap, reading, stored_begin
+from ..tensorflow._checkpoint_sources import Found, Window
 
 __all__ = ["METADATA", "add_all", "folder_tensors", "state_tensors", "tensors_of_file"]
 
@@ -43,15 +42,17 @@ def tensors_of_file(path: str) -> dict[str, Found]:
         ValueError: it is no state of whole tensors.
     """
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        with reading(path):
+            _check_file(path, lambda name: not _IS_DATA.fullmatch(name))
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except ValueError as error:
         raise ValueError(
             f"{path} must be a state that torch.load(weights_only=True) loads; of a model with tables over ranks, "
             f"{_WAY_OUT}: {error}"
         ) from error
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} must be a state, a mapping from names to tensors, got a {type(state).__name__}")
-    check = functools.cache(functools.partial(_check_file, path))
+    check = functools.cache(functools.partial(_check_file, path, _IS_DATA.fullmatch))
 
     def checked(pieces: Callable[[], list[Piece]]) -> list[Piece]:
         check()
@@ -61,16 +62,17 @@ def tensors_of_file(path: str) -> dict[str, Found]:
     return {name: x._replace(pieces=functools.partial(checked, x.pieces)) for name, x in found.items()}
 
 
-def _check_file(path: str) -> None:
-    """Raise ``ValueError`` unless the bytes of a file of ``torch.save`` have their checksums; torch compares none."""
+_IS_DATA = re.compile(r"[^/]+/data/\d+")
+
+
+def _check_file(path: str, wanted: Callable[[str], Any]) -> None:
+    """Raise ``ValueError`` unless members of a file of ``torch.save`` have their checksums; torch compares none."""
     content = mapped_file(path)
     with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
         for member in archive.infolist():
-            begin = stored_begin(file, member)
-            found = content[begin : begin + member.file_size]
             # torch.serialization.set_crc32_options(False) leaves 0.
-            if member.CRC not in (0, zlib.crc32(found.numpy().data)):
-                raise ValueError(f"{path} is damaged: {member.filename!r} must have the CRC {member.CRC:#010x} there")
+            if member.CRC != 0 and wanted(member.filename):
+                check_member(path, content, stored_begin(file, member), member)
 
 
 def add_all(path: str, found: dict[str, Found], others: Mapping[str, Found]) -> None:
@@ -137,16 +139,22 @@ def folder_tensors(folder: str, before: str = "") -> dict[str, Found]:
     from torch.distributed.checkpoint import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+    path = os.path.join(folder, METADATA)
     try:
+        with open(path, "rb") as file:
+            _check_memo(file.read())
         metadata = FileSystemReader(folder).read_metadata()
         tensors = {
             name: its for name, its in metadata.state_dict_metadata.items() if isinstance(its, TensorStorageMetadata)
         }
+        for name, its in tensors.items():
+            _check_sizes(name, its)
         stored = dict(metadata.storage_data)
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError) as error:
-        raise ValueError(
-            f"{os.path.join(folder, METADATA)} must be what torch.distributed.checkpoint writes: {error}"
-        ) from error
+    except (FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # a pickle that is damaged may call anything, which may raise anything
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} must be what torch.distributed.checkpoint writes: {said}") from error
     pieces = _Pieces(folder, stored)
     return {
         before + name: Found(
@@ -154,6 +162,24 @@ def folder_tensors(folder: str, before: str = "") -> dict[str, Found]:
         )
         for name, its in tensors.items()
     }
+
+
+def _check_memo(data: bytes) -> None:
+    """Raise ``ValueError`` if a pickle numbers an object beyond its own size: pickle would take memory up to there."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(data):
+            raise ValueError(f"the number of an object must be at most {len(data)}, got {argument}")
+
+
+def _check_sizes(name: Any, its: Any) -> None:
+    """Raise ``ValueError`` unless what ``.metadata`` says of a tensor is a name, a dtype and sizes."""
+    numbers = [its.size, *(x for chunk in its.chunks for x in (chunk.offsets, chunk.sizes))]
+    are_sizes = all(
+        isinstance(some, tuple) and len(some) == len(its.size) and all(isinstance(x, int) and x >= 0 for x in some)
+        for some in numbers
+    )
+    if not isinstance(name, str) or not isinstance(its.properties.dtype, torch.dtype) or not are_sizes:
+        raise ValueError(f"{name!r} must have a dtype and sizes, got {its}")
 
 
 class _Pieces:
@@ -204,6 +230,9 @@ class _Pieces:
                 f"{self._folder}: {name!r} must be stored as it is, got {list(info.transform_descriptors)}, which this "
                 "does not read: load it by torch.distributed.checkpoint, and save it again"
             )
+        numbers = info.offset, info.length
+        if not all(isinstance(x, int) and x >= 0 for x in numbers) or not isinstance(info.relative_path, str):
+            raise ValueError(f"{self._folder}: .metadata must say in which bytes {name!r} lies, got {info}")
         path = os.path.join(self._folder, info.relative_path)
         if path not in self._mapped:
             if not os.path.exists(path):
@@ -226,32 +255,30 @@ def _stored_bytes(
         raise ValueError(
             f"{path} must have the bytes {begin} to {begin + length} of {name!r}, but ends at {len(content)}"
         )
-    try:
-        with Window(path, begin, length) as opened:
-            window: Any = opened
-            archive = zipfile.ZipFile(window)
-            data = [member for member in archive.infolist() if re.fullmatch(r"[^/]+/data/\d+", member.filename)]
-            starts = [begin + stored_begin(window, member) for member in data]
-            # Not read by zipfile, which would ask for the checksum that may have been left out.
-            orders = [member for member in archive.infolist() if member.filename.endswith("/byteorder")]
-            order = [content[begin + stored_begin(window, x) :][: x.file_size].numpy().tobytes() for x in orders]
+    with reading(path), reading(name), Window(path, begin, length) as opened:
+        window: Any = opened
+        members = zipfile.ZipFile(window).infolist()
+        starts = {x.filename: begin + stored_begin(window, x) for x in members}
+        for member in members:
+            # torch.serialization.set_crc32_options(False) leaves 0.
+            if member.CRC != 0 and member.compress_type == zipfile.ZIP_STORED:
+                check_member(path, content, starts[member.filename], member, name)
+        # Not read by zipfile, which would ask for the checksum that may have been left out.
+        orders = [x for x in members if x.filename.endswith("/byteorder")]
+        order = [content[starts[x.filename] :][: x.file_size].numpy().tobytes() for x in orders]
+        window.seek(0)
+        layout = torch.load(window, map_location="meta", weights_only=True)
+        size = math.prod(shape) * dtype.itemsize
+        if not isinstance(layout, Tensor) or tuple(layout.shape) != shape or layout.dtype != dtype:
+            raise ValueError(f"it must be a tensor {list(shape)} of {dtype}, as .metadata says, got {layout}")
+        if order not in ([], [b"little"]):
+            raise ValueError(f"its bytes must be little endian, got {order}")
+        plain = layout.is_contiguous() and layout.storage_offset() == 0
+        data = [x for x in members if _IS_DATA.fullmatch(x.filename)]
+        stored = [x.compress_type for x in data] == [zipfile.ZIP_STORED]
+        if not plain or not stored or data[0].file_size != size:  # such as a tensor that was transposed
             window.seek(0)
-            layout = torch.load(window, map_location="meta", weights_only=True)
-            size = math.prod(shape) * dtype.itemsize
-            if not isinstance(layout, Tensor) or tuple(layout.shape) != shape or layout.dtype != dtype:
-                raise ValueError(f"it must be a tensor {list(shape)} of {dtype}, as .metadata says, got {layout}")
-            if order not in ([], [b"little"]):
-                raise ValueError(f"its bytes must be little endian, got {order}")
-            plain = layout.is_contiguous() and layout.storage_offset() == 0
-            stored = [member.compress_type for member in data] == [zipfile.ZIP_STORED]
-            if not plain or not stored or data[0].file_size != size:  # such as a tensor that was transposed
-                window.seek(0)
-                whole: Tensor = torch.load(window, map_location="cpu", weights_only=True)
-                return whole.contiguous().reshape(-1).view(torch.uint8)
-    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or of another kind than torch.save: {name!r}: {error}") from error
-    found = content[starts[0] : starts[0] + size]
-    # torch.serialization.set_crc32_options(False) leaves 0.
-    if data[0].CRC not in (0, zlib.crc32(found.numpy().data)):
-        raise ValueError(f"{path} is damaged: {name!r} must have the CRC {data[0].CRC:#010x} there")
-    return found
+            whole: Tensor = torch.load(window, map_location="cpu", weights_only=True)
+            return whole.contiguous().reshape(-1).view(torch.uint8)
+    begin = starts[data[0].filename]
+    return content[begin : begin + size]

@@ -312,7 +312,7 @@ def test_slots_that_do_not_fit():
         import_slots(optimizer, good, ["one", "three"])
     with pytest.raises(ValueError, match=r"accumulator of parameter 0 must have its shape, \[2\], got \[3\]"):
         import_slots(optimizer, good, ["two", "one"])
-    with pytest.raises(ValueError, match="source must be an optimizer, a mapping or a reader, got int"):
+    with pytest.raises(ValueError, match="source must be an optimizer, a mapping, a reader or a path, got int"):
         import_slots(optimizer, 5, ["one", "two"])
     nothing_changed = optimizer.state[one]["accumulator"].tolist() == [np.float32(0.1)] * 2
     assert nothing_changed

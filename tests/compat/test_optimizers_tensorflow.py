@@ -188,15 +188,16 @@ def test_a_checkpoint_of_a_session(operator, tensorflow, tmp_path):
         before = session.run(variable)
         session.run(train)
         after = session.run(variable)
-    parameter = torch.nn.Parameter(torch.from_numpy(before))
     further = {"global_step": 0} if name == "AdagradDAOptimizer" else {}
-    ours = getattr(compat.optimizers.v1, name)([parameter], 0.25, **further, **given)
-    import_slots(ours, tensorflow.train.load_checkpoint(path), ["scope/emb"])
-    assert ours.iterations == 3
-    ours.apply_gradients([(torch.from_numpy(gradient), parameter)])
-    np.testing.assert_allclose(parameter.detach().numpy(), after, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match="source has no 'other/"):
-        import_slots(ours, tensorflow.train.load_checkpoint(path), ["other"])
+    for source in (tensorflow.train.load_checkpoint(path), path, tmp_path):
+        parameter = torch.nn.Parameter(torch.from_numpy(before.copy()))
+        ours = getattr(compat.optimizers.v1, name)([parameter], 0.25, **further, **given)
+        import_slots(ours, source, ["scope/emb"])
+        assert ours.iterations == 3
+        ours.apply_gradients([(torch.from_numpy(gradient), parameter)])
+        np.testing.assert_allclose(parameter.detach().numpy(), after, rtol=1e-6, atol=1e-6)
+        with pytest.raises(ValueError, match="source has no 'other/"):
+            import_slots(ours, source, ["other"])
 
 
 @pytest.mark.parametrize("operator", ["compat.v1.train.AdamOptimizer", "keras.optimizers.Adam"])
@@ -208,32 +209,40 @@ def test_a_checkpoint_of_objects(operator, tensorflow, tmp_path):
     objects = dict(zip(SHAPES, theirs.variables, strict=True))
     is_keras = operator.startswith("keras")
     path = tensorflow.train.Checkpoint(optimizer=theirs.optimizer, **objects).save(str(tmp_path / "model"))
-    ours = Ours(theirs, operator, {})
-    import_slots(
-        ours.optimizer, tensorflow.train.load_checkpoint(path), None if is_keras else list(SHAPES), ours.transposed
-    )
+    variables = None if is_keras else list(SHAPES)
+    all_ours = [Ours(theirs, operator, {}) for _ in range(2)]
+    for ours, source in zip(all_ours, (tensorflow.train.load_checkpoint(path), path), strict=True):
+        import_slots(ours.optimizer, source, variables, ours.transposed)
     step = gradients(rng, torch.float32)
-    ours.apply(step)
-    theirs.apply(step)
-    assert not ours.differs(theirs, torch.float32)
+    for side in (theirs, *all_ours):
+        side.apply(step)
+    assert not any(ours.differs(theirs, torch.float32) for ours in all_ours)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_keras_file(tensorflow, tmp_path):
-    keras, h5py, zipfile = (importlib.import_module(name) for name in ("keras", "h5py", "zipfile"))
+    keras, h5py = (importlib.import_module(name) for name in ("keras", "h5py"))
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Embedding(5, 2), keras.layers.Flatten()])
     model.compile(keras.optimizers.RMSprop(0.25, momentum=0.5), loss="mse")
     x, y = np.array([[1], [1], [3]]), np.ones((3, 2), np.float32)
     model.fit(x, y, epochs=3, batch_size=3, verbose=0)
     model.save(tmp_path / "model.keras")
-    zipfile.ZipFile(tmp_path / "model.keras").extract("model.weights.h5", tmp_path)
+    model.save_weights(tmp_path / "model.weights.h5")
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     optimizer = compat.optimizers.keras.RMSprop(embedding.parameters(), 0.5, momentum=0.5)
     with torch.no_grad():
         embedding.weight.copy_(torch.from_numpy(np.array(model.get_weights()[0])))
+    paths = [v.path for v in model.trainable_variables]
     with h5py.File(tmp_path / "model.weights.h5") as file:
-        import_slots(optimizer, file["optimizer/vars"])
-    assert optimizer.iterations == 3 and optimizer.learning_rate == 0.25
+        for source in (tmp_path / "model.keras", str(tmp_path / "model.weights.h5"), file["optimizer/vars"]):
+            for variables in (None, paths):
+                optimizer = compat.optimizers.keras.RMSprop(embedding.parameters(), 0.5, momentum=0.5)
+                import_slots(optimizer, source, variables)
+                assert optimizer.iterations == 3 and optimizer.learning_rate == 0.25
+                wanted = np.array(model.optimizer.variables[2])
+                assert np.array_equal(optimizer.state[embedding.weight]["velocity"].numpy(), wanted)
+    with pytest.raises(ValueError, match="model.keras has no variable 'other/embeddings'"):
+        import_slots(optimizer, tmp_path / "model.keras", ["other/embeddings"])
     model.fit(x, y, epochs=3, batch_size=3, verbose=0)
     for _ in range(3):
         optimizer.zero_grad()

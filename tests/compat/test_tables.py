@@ -277,6 +277,128 @@ def test_nothing_changes_where_a_file_is_damaged(checkpoint):
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
+# ---- Files that are damaged, foreign or elsewhere -----------------------------------------------------------------
+
+
+def refused(path, message, error=ValueError):
+    model = Model()
+    before = model.weight.detach().clone()
+    with pytest.raises(error, match=message) as raised:
+        load_tables(path, model, optimizer=optim.Adam(model.parameters()))
+    assert type(raised.value) is error and str(path) in str(raised.value)
+    assert torch.equal(model.weight, before)
+
+
+def keras_file(folder):
+    """Write a ``.keras`` file of a model of one table, as Keras does; return its path and the table's bytes."""
+    pytest.importorskip("h5py")
+    model = Model()
+    save_tables(folder / "model.weights.h5", model, optimizer=optim.Adam(model.parameters()))
+    with zipfile.ZipFile(folder / "model.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.write(folder / "model.weights.h5", "model.weights.h5")
+    return folder / "model.keras", model.weight.detach().numpy().tobytes()
+
+
+def test_the_checksum_of_a_keras_file(tmp_path):
+    path, table = keras_file(tmp_path)
+    load_tables(path, Model())
+    content = bytearray(path.read_bytes())
+    content[content.index(table) + 5] ^= 0x41
+    path.write_bytes(content)
+    refused(path, "model.keras is damaged: 'model.weights.h5' must have the CRC 0x.* there, got 0x")
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "empty", "folder", "other", "heap"])
+def test_files_of_keras_that_are_damaged(tmp_path, name, damage):
+    good = keras_file(tmp_path)[0].with_name(name).read_bytes()
+    path = tmp_path / f"bad {name}"
+    heap = good.index(b"GCOL") + 16
+    bad = {
+        "cut": good[: len(good) // 2],
+        "foreign": b"hello",
+        "empty": b"",
+        # An archive without the weights, and a file without the tables.
+        "other": b"PK\5\6" + bytes(18) if name == "model.keras" else good.replace(b"embedding", b"\xff" * 9),
+        # An object of no size, over which HDF5 never gets.
+        "heap": good[:heap] + bytes(16) + good[heap + 16 :],
+    }
+    if damage == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bad[damage])
+    refused(path, "damaged|must have model.weights.h5|has no variable")
+
+
+def test_datasets_that_share_bytes(tmp_path):
+    """An address in HDF5 that has changed; it has no checksums."""
+    h5py = pytest.importorskip("h5py")
+    path, _ = keras_file(tmp_path)
+    path = path.with_name("model.weights.h5")
+    with h5py.File(path) as file:
+        states = [file[f"optimizer/vars/{k}"].id.get_offset().to_bytes(8, "little") for k in (2, 3)]
+    path.write_bytes(path.read_bytes().replace(states[1], states[0]))
+    refused(path, "'optimizer/vars/2' and 'optimizer/vars/3' must lie apart, got one byte")
+
+
+def test_a_folder_that_was_copied(tmp_path):
+    save_tables(tmp_path / "model.ckpt", Model())
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/home/trainer/model.ckpt"\n')
+    message = "/checkpoint says that the last checkpoint is /home/trainer/model.ckpt, which is missing: .* 'model.ckpt'"
+    refused(tmp_path, message, FileNotFoundError)
+    (tmp_path / "checkpoint").write_bytes(b'model_checkpoint_path: "\xff\xfe"\n')
+    refused(tmp_path, "damaged|must be|codec")
+
+
+def test_the_callers_path_is_named(tmp_path):
+    """Whichever it is: of the index, or of a folder whose checkpoint is elsewhere."""
+    model, there = Model(), tmp_path / "there"
+    there.mkdir()
+    save_tables(there / "model", model, optimizer=optim.Adam(model.parameters()))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "checkpoint").write_text(f'model_checkpoint_path: "{there}/model"\n')
+    (there / "model.data-00000-of-00001").write_bytes(bytes(4000))
+    for path in (there / "model", there / "model.index", tmp_path / "here"):
+        refused(path, "must have the CRC")
+    (there / "model.data-00000-of-00001").unlink()
+    for path in (there / "model", there / "model.index", tmp_path / "here"):
+        refused(path, "is missing: .* says that .* lies there", FileNotFoundError)
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, float("nan"), float("inf"), 2.0**60])
+def test_counts_of_steps_that_are_refused(tmp_path, step):
+    with CheckpointWriter(str(tmp_path / "model")) as writer:
+        for name in ("users", "users/Adam", "users/Adam_1"):
+            writer.add(name, torch.ones(ROWS, WIDTH))
+        writer.add("global_step", torch.tensor(step))
+    refused(tmp_path / "model", "'global_step' must be a number of steps, an integer of at least 0, got")
+
+
+# ---- Rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_rules_that_no_optimizer_here_has(tmp_path):
+    pytest.importorskip("h5py")
+    model = Model()
+    for optimizer, steps, options, message in (
+        (optim.RMSprop, 1, {"eps": 1e-7}, "adds eps to the root, and TensorFlow below it: eps must be 0, got 1e-07"),
+        (optim.Ftrl, 1, {"l2_shrinkage": 0.5}, "under l2_shrinkage: it must be 0, got 0.5"),
+        (optim.Ftrl, 0, {}, "in the first step, which the file is before"),
+    ):
+        its, path = optimizer(model.parameters(), **options), tmp_path / f"{optimizer.__name__}.weights.h5"
+        save_tables(path, model, optimizer=its, global_step=steps)
+        with pytest.raises(
+            ValueError, match=f"{message}.* by import_slots into that of compat.tensorflow.optimizers.keras"
+        ):
+            load_tables(path, model, optimizer=its)
+        load_tables(path, model)
+    its = optim.RMSprop(model.parameters(), eps=1e-10, lazy=True)
+    save_tables(tmp_path / "model", model, optimizer=its)
+    with pytest.raises(ValueError, match="eps must be 0, got 1e-10.* by import_slots into .*.optimizers.v1"):
+        load_tables(tmp_path / "model", model, optimizer=its)
+
+
 # ---- Partitions -----------------------------------------------------------------------------------------------------
 
 

@@ -250,10 +250,13 @@ def test_tables_of_one_shape_in_a_file_of_keras(tensorflow, tmp_path):
     optimizer = optim.Adam(model.parameters())
     with pytest.raises(ValueError, match="does not say which slots are those of .*: of 4, 4 have its shape"):
         load_tables(path, model, optimizer=optimizer)
-    load_tables(path, model, optimizer=optimizer, variables=["users", "users1"])
-    for name, slot in (("users", 2), ("users1", 4)):
-        wanted = there.optimizer.variables[slot].value.numpy()
-        assert np.array_equal(optimizer.state[model[name].weight]["exp_avg"].numpy(), wanted)
+    for names in (["users", "users1"], [v.path for v in there.trainable_variables]):
+        load_tables(path, model, optimizer=optimizer, variables=names)
+        for name, slot in (("users", 2), ("users1", 4)):
+            wanted = there.optimizer.variables[slot].value.numpy()
+            assert np.array_equal(optimizer.state[model[name].weight]["exp_avg"].numpy(), wanted)
+        with pytest.raises(ValueError, match="must be in the order of model.trainable_variables, where '.*' is before"):
+            load_tables(path, model, optimizer=optimizer, variables=names[::-1])
     with pytest.raises(ValueError, match="variables must be all 2 that the 4 slots are of, and .* one of them, got 1"):
         load_tables(path, model, optimizer=optimizer, variables=["users"])
 

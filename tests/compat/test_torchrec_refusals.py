@@ -1,5 +1,7 @@
 """What load_tables refuses before it changes anything: what is there twice, belongs to another, or does not fit."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -95,6 +97,32 @@ def test_a_file_whose_bytes_have_changed(tmp_path):
     content[content.index((W + 3).numpy().tobytes()) + 7] ^= 64
     path.write_bytes(content)
     refused(path, "is damaged: .* must have the CRC")
+
+
+def saved_state(folder):
+    state = {"model": {NAME: W}, "optimizer": {"state": {NAME: {"t.momentum1": A, "step": torch.tensor(3.0)}}}}
+    torch.save(state, folder / "state.pt")
+    dcp.save(state, checkpoint_id=folder / "folder", no_dist=True)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "folder/.metadata", "folder/__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "empty", "pickle"])
+def test_files_of_torch_that_are_damaged(tmp_path, name, damage):
+    saved_state(tmp_path)
+    good = (tmp_path / name).read_bytes()
+    # A pickle of a name that is no UTF-8; one that numbers an object 2**32 - 1; and one of what no checkpoint is.
+    pickles = b"\x8c\x01\xff.", b"Nr\xff\xff\xff\xff.", b"]."
+    bad = {"cut": [good[: len(good) // 2]], "foreign": [b"hello"], "empty": [b""], "pickle": pickles}
+    path = tmp_path / name.partition("/")[0]
+    for content in bad[damage]:
+        (tmp_path / name).write_bytes(content)
+        refused(path, re.escape(str(path)), optim.Adagrad)
+
+
+def test_a_number_of_steps_that_is_none():
+    for step in (float("inf"), torch.ones(1).expand(2**40), torch.ones(0)):
+        state = {NAME: {"t.sum": A, "step": step}}
+        refused({"model": {NAME: W}, "state": state}, "must be one number of steps for all shards", optim.Adagrad)
 
 
 def test_a_bias_under_a_row_wise_optimizer():

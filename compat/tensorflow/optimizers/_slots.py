@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checkpoint_sources import Found, Source, open_source
+from .._table_names import keras_order
 from ._keras import KerasOptimizer
 from ._lazy_adam import LazyAdam
 from ._optimizer import Optimizer
@@ -39,15 +42,17 @@ def import_slots(
               that order: their paths, the numbers of ``optimizer/vars`` in a ``.keras`` file, or a checkpoint;
             - for one of ``tf.compat.v1.train``: the optimizer, or a mapping of names to arrays, as
               :func:`export_slots` makes it: the names in a checkpoint. A ``global_step`` in it sets ``iterations``;
-            - a reader of checkpoints, ``tf.train.load_checkpoint(...)``, for all of them.
+            - a reader of checkpoints, ``tf.train.load_checkpoint(...)``, or the path of a checkpoint, for all of them;
+              of an optimizer of Keras also that of a ``.keras`` or ``.weights.h5`` file, which needs h5py.
 
         variables: TensorFlow's names of the parameters, in the order in which ``optimizer`` has them: names, paths or
             the variables themselves. For a Keras optimizer they may be left out if the parameters have the order in
-            which it was built.
+            which it was built. Where a file or a list numbers the slots, the parameters must have that order.
         transposed: the parameters that are TensorFlow's transposed, as the weights of ``torch.nn.Linear`` are.
 
     Raises:
-        ValueError: for a slot that is missing or has another shape; then nothing has been changed.
+        ValueError: for a slot that is missing or has another shape, or a file that is damaged; then nothing has been
+            changed.
 
     Example:
         >>> from torchsparse_rec.compat.tensorflow.optimizers import v1
@@ -61,6 +66,10 @@ def import_slots(
     if variables is not None and len(variables) != len(pairs):
         raise ValueError(f"variables must be {len(pairs)}, as the parameters are, got {len(variables)}")
     turned = {id(parameter) for parameter in transposed}
+    if isinstance(source, (str, os.PathLike)):
+        source = open_source(source, "div")
+        if source.is_h5 and variables is not None:
+            keras_order(source, [_name(v) for v in variables])
     if isinstance(optimizer, KerasOptimizer):
         found = _keras_values(optimizer, _keras_entries(source), variables)
     elif variables is None:
@@ -173,18 +182,38 @@ def _name(variable: Any) -> str:
     return variable.path if hasattr(variable, "path") else variable.name.split(":")[0]
 
 
+def _entries_of_file(source: Source) -> _Entries:
+    """Return the tensors of a checkpoint by name, or an optimizer's of a file of Keras by number."""
+    if source.is_h5:
+        begin = "optimizer/vars/"
+        found = {name.removeprefix(begin): x for name, x in source.tensors.items() if name.startswith(begin)}
+        if not found:
+            raise ValueError(f"{source.path} must have an optimizer's variables, as of a compiled model: it has none")
+    else:
+        end = _CHECKPOINTED if source.has_objects else ""
+        found = {f"{name}{end}": x for name, x in source.tensors.items()}
+    return [(name, partial(_as_array, x)) for name, x in found.items()]
+
+
+def _as_array(found: Found) -> np.ndarray:
+    read = found.read()
+    return (read.float() if read.dtype == torch.bfloat16 else read).numpy()
+
+
 def _entries(source: Any) -> _Entries:
+    if isinstance(source, Source):
+        return _entries_of_file(source)
     if hasattr(source, "get_variable_to_shape_map"):
         return [(name, partial(source.get_tensor, name)) for name in source.get_variable_to_shape_map()]
     if not hasattr(source, "keys"):
-        raise ValueError(f"source must be an optimizer, a mapping or a reader, got {type(source).__name__}")
+        raise ValueError(f"source must be an optimizer, a mapping, a reader or a path, got {type(source).__name__}")
     return [(name.removesuffix(":0"), partial(source.__getitem__, name)) for name in source.keys()]
 
 
 def _keras_entries(source: Any) -> _Entries:
     """Return the name of each of Keras's variables and a function that reads it, in Keras's order."""
     variables = getattr(source, "variables", source)
-    if isinstance(variables, (list, tuple)):
+    if isinstance(variables, (list, tuple)) and not isinstance(source, Source):
         return [(getattr(v, "path", ""), partial(np.asarray, v)) for v in variables]
     entries = _entries(source)
     ordered: list[tuple[int, Callable[[], Any]]] = []
@@ -205,7 +234,7 @@ def _keras_values(
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     names = [_name(v) for v in variables] if variables is not None else [""] * count
     layout = _layout(optimizer, names)
-    if variables is not None:
+    if variables is not None and any(name for name, _ in entries):
         return _by_name(optimizer, layout, {name.split("/")[-1]: read for name, read in entries})
     if len(entries) == len(layout) + 1 and optimizer._schedule:
         del entries[1]
