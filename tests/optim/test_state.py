@@ -320,3 +320,53 @@ def test_a_table_made_after_its_optimizers_is_that_of_the_last():
     others = optim.Adam([torch.nn.Parameter(initial())])
     assert all(table_of(parameter).optimizer is optimizers[-1] for parameter in parameters)
     assert table_of(others.param_groups[0]["params"][0]).optimizer is others
+
+
+# ---- States that no optimizer goes on from ---------------------------------------------------------------------------
+
+
+def without(name):
+    return lambda its: its.pop(name)
+
+
+def instead(name, value):
+    return lambda its: its.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "text"),
+    [
+        ("group", without("lr"), "group 0 must have an option 'lr' like 0.01.*, got nothing"),
+        ("group", instead("lr", "x"), "group 0 must have an option 'lr' like 0.01.*, got 'x'"),
+        ("group", instead("betas", [0.9]), "group 0 must have an option 'betas' like"),
+        ("group", instead("betas", [0.9, None]), "group 0 must have an option 'betas' like"),
+        ("group", instead("amsgrad", 7), "group 0 must have an option 'amsgrad' like False, got 7"),
+        ("state", without("step"), "the state of parameter 0 of group 0 must have a number 'step', got None"),
+        ("state", instead("step", torch.zeros(2)), "must have a number 'step'"),
+        ("state", instead("exp_avg", torch.zeros(ROWS + 1, DIM)), "exp_avg must be a tensor .*, got "),
+        ("state", instead("exp_avg", torch.zeros(ROWS)), "exp_avg must be a tensor .*, got "),
+        ("state", instead("exp_avg_sq", 3), "exp_avg_sq must be a tensor .*, got 3"),
+        ("states", instead(0, [3]), "the state of parameter 0 of group 0 must be a mapping, got "),
+    ],
+)
+@pytest.mark.parametrize("is_table", [True, False])
+def test_what_no_optimizer_goes_on_from_is_refused_before_anything_changes(where, change, text, is_table):
+    case, run = BY_NAME["adam"], batches(3)
+    parameter = owned_table(initial()) if is_table else torch.nn.Parameter(initial())
+    mine = case.ours([parameter], lr=0.05)
+    (train if is_table else train_densely)(mine, parameter, run, 0.05)
+    before, odd = copy.deepcopy(mine.state_dict()), copy.deepcopy(mine.state_dict())
+    change({"group": odd["param_groups"][0], "state": odd["state"][0], "states": odd["state"]}[where])
+    with pytest.raises(ValueError, match=f"Adam.load_state_dict: .*{text}"):
+        mine.load_state_dict(odd)
+    torch.testing.assert_close(mine.state_dict(), before, rtol=0, atol=0)
+    mine.load_state_dict(before)
+
+
+def test_groups_of_older_versions_of_torch_get_what_has_come_since():
+    mine = optim.Adam([torch.nn.Parameter(initial())], lr=0.05)
+    state = mine.state_dict()
+    for name in ("decoupled_weight_decay", "fused", "capturable", "lazy"):
+        del state["param_groups"][0][name]
+    mine.load_state_dict(state)
+    assert mine.param_groups[0]["decoupled_weight_decay"] is False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch.optim import Optimizer
 from ..tables.clock import Clock
 from ..tables.table import accumulator_dtype, announce, table_if_any
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "check_options"]
 
 
 class Checkpoints(Optimizer):
@@ -110,31 +112,67 @@ class Checkpoints(Optimizer):
         Args:
             state_dict: the state of an optimizer with the same parameters in the same order. Its tensors are copied,
                 where torch's optimizers would go on to share them with the optimizer that they came from.
+
+        Raises:
+            ValueError: other groups; an option or a state that no step could use. Nothing has changed then.
         """
+        self._load(state_dict, copies=True)
+
+    def _load(self, state_dict: dict[str, Any], copies: bool) -> None:
+        """Load a state, and copy the tensors that torch has neither cast nor moved, or keep them."""
         kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
-        self._release_tables()
-        self._stepped = []
         super().load_state_dict(state_dict)
-        self._own_states(state_dict)
-        self._keep_wide_states(state_dict)
+        if copies:  # the optimizer that they came from may go on
+            self._own_states(state_dict)
+        self._keep_wide_states(state_dict, copies)
         for group, values in zip(self.param_groups, kept, strict=True):
             for name, value in values.items():
                 group.setdefault(name, value)
 
     def _own_states(self, state_dict: dict[str, Any]) -> None:
-        """Copy the states that torch has neither cast nor moved: the optimizer that they came from may go on."""
+        """Copy the states that are still those of a state_dict."""
         given = {id(x) for state in state_dict["state"].values() for x in state.values() if isinstance(x, Tensor)}
         for state in self._stored_state.values():
             for name, value in state.items():
                 if id(value) in given:
                     state[name] = value.clone()
 
+    def _check_loaded(self, state: Mapping[Any, Any], groups: list[dict[str, Any]]) -> None:
+        """Raise ``ValueError`` unless this optimizer can go on from states by parameter and from groups."""
+        who = f"{type(self).__name__}.load_state_dict"
+        # What torch adds to groups of its older versions, and we to torch's.
+        filled = object.__new__(type(self))
+        filled.__dict__ = {"defaults": {**self.defaults}, "_row_defaults": self._row_defaults}
+        filled._take({"state": {}, "param_groups": [dict(group) for group in groups]})
+        for number, group in enumerate(filled.param_groups):
+            check_options(f"{who}: group {number}", group, self, number)
+            names = self._rule(group).states  # type: ignore[attr-defined]
+            for k, parameter in enumerate(group["params"]):
+                where = f"{who}: the state of parameter {k} of group {number}"
+                its = state.get(parameter, {})
+                if not isinstance(its, Mapping):
+                    raise ValueError(f"{where} must be a mapping, got {repr(its):.100}")
+                if its and self._counts_steps and not _is_number(its.get("step")):
+                    raise ValueError(f"{where} must have a number 'step', got {repr(its.get('step')):.100}")
+                for name in names:
+                    if its.get(name) is not None:
+                        self._check_state(f"{where}: {name}", its[name], parameter, name)
+
+    def _check_state(self, where: str, value: Any, parameter: Tensor, name: str) -> None:
+        shape = parameter.shape[:1] if name in self._per_row else parameter.shape  # type: ignore[attr-defined]
+        table = table_if_any(parameter)
+        # A table that grows has as many rows as its state_dict, which may be loaded later.
+        first = 1 if table is not None and table.growing is not None else 0
+        if not isinstance(value, Tensor) or value.dim() != len(shape) or value.shape[first:] != shape[first:]:
+            got = list(value.shape) if isinstance(value, Tensor) else f"{repr(value):.100}"
+            raise ValueError(f"{where} must be a tensor {list(shape)}, got {got}")
+
     def _release_tables(self) -> None:
         for clock in self._clocks():
             for table in clock.tables():
                 table.release()
 
-    def _keep_wide_states(self, state_dict: dict[str, Any]) -> None:
+    def _keep_wide_states(self, state_dict: dict[str, Any], copies: bool) -> None:
         """Keep states of half-precision tables as saved, in float32: torch casts them to the parameter's dtype."""
         self._wide = {}
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
@@ -142,7 +180,7 @@ class Checkpoints(Optimizer):
                 if accumulator_dtype(parameter.dtype) != parameter.dtype:
                     state = state_dict["state"].get(key, {})
                     its = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
-                    self._wide[parameter] = {k: v.clone() for k, v in its.items()}
+                    self._wide[parameter] = {k: v.clone() if copies else v for k, v in its.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy of the optimizer takes over, with all rows up to date, as in a checkpoint."""
@@ -151,8 +189,44 @@ class Checkpoints(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the result of :meth:`__getstate__`, or a state that torch loads."""
+        if "param_groups" in vars(self):  # torch loads a state, and has changed nothing yet
+            self._check_loaded(state["state"], state["param_groups"])
+            self._release_tables()
+            self._stepped = []
+        self._take(state)
+        self._register()
+
+    def _take(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self._row_defaults.items():
                 group.setdefault(name, value)
-        self._register()
+
+
+def check_options(where: str, group: Mapping[str, Any], optimizer: Optimizer, number: int) -> None:
+    """
+    Raise ``ValueError`` unless a parameter group has the options of an optimizer's own.
+
+    Args:
+        where: the group is, for the error.
+        group: the options by name.
+        optimizer: that is to have the group. Where its options are numbers, or several, so must the group's be.
+        number: of the optimizer's group.
+    """
+    for name, own in optimizer.param_groups[number].items():
+        if name in optimizer.defaults and not (name in group and _is_alike(group[name], own)):
+            got = f"{group[name]!r:.100}" if name in group else "nothing"
+            raise ValueError(f"{where} must have an option {name!r} like {own!r}, got {got}")
+
+
+def _is_alike(value: Any, own: Any) -> bool:
+    if isinstance(own, (list, tuple)):
+        is_like = isinstance(value, (list, tuple)) and len(value) == len(own)
+        return is_like and all(map(_is_alike, value, own))
+    if isinstance(own, bool):
+        return _is_number(value) and bool(value in (0, 1))
+    return _is_number(value) or not _is_number(own)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
