@@ -140,3 +140,20 @@ def test_what_is_no_configuration_is_named(config):
         FeatureTransform.from_config(config)
     with pytest.raises(ValueError, match="a state must be a dict with what adapt.* found, got "):
         adaptable().set_extra_state(config)
+
+
+@pytest.mark.parametrize("how", ["number", "no column", "no list", "unknown", "value"])
+def test_a_state_that_is_none_changes_nothing(how):
+    transform = adaptable().adapt(stream())
+    columns, state = [*transform.columns], transform.get_extra_state()
+    first = state["adapted"][0]
+    its = {
+        "number": 3,
+        "no column": [{k: x for k, x in first.items() if k != "column"}],
+        "no list": [3],
+        "unknown": [{**first, "more": 1}, *state["adapted"][1:]],
+        "value": [{k: (x if k == "column" else {}) for k, x in first.items()}, *state["adapted"][1:]],
+    }[how]
+    with pytest.raises(ValueError):
+        transform.set_extra_state({"adapted": its})
+    assert transform.columns == columns

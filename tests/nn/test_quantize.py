@@ -257,6 +257,15 @@ def test_a_state_of_more_keys() -> None:
     assert torch.equal(small(IDS), large(IDS))
 
 
+def test_a_state_whose_keys_are_not_of_its_table_changes_nothing() -> None:
+    large, small = nn.quantize(grown().eval()), nn.quantize(nn.EmbeddingVariable(DIM).eval())
+    state, before = large.state_dict(), small(IDS)
+    for keys in (state["keys.entries"][:-1], state["keys.entries"].float(), None):
+        with pytest.raises(RuntimeError, match="of 'embedding_variable': keys.entries must be"):
+            small.load_state_dict({**state, "keys.entries": keys})
+        assert torch.equal(small(IDS), before)
+
+
 @pytest.mark.parametrize("wanted, given", [("int8", "float16"), ("float16", "bfloat16"), ("int8", "int4")])
 def test_a_state_of_another_format_is_refused(wanted: str, given: str) -> None:
     width = {"int8": 8, "int4": 24 if wanted == "int8" else 8}.get(given, 16 if wanted == "int8" else 8)

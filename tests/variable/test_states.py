@@ -37,13 +37,64 @@ def test_a_table_with_idle_rows_loads_a_larger_one() -> None:
 def test_states_that_do_not_fit_change_nothing() -> None:
     table, wide = EmbeddingVariable(2, initializer=3.0), EmbeddingVariable(3, initializer=1.0)
     table(torch.tensor([7, 8]))
-    with pytest.raises(RuntimeError, match=r"weight of 'embedding_variable' must be \[rows, 3\], got \[1024, 2\]"):
+    with pytest.raises(
+        RuntimeError, match=r"of 'embedding_variable': weight must be \[rows, 3\], got float32 \[1024, 2\]"
+    ):
         wide.load_state_dict(table.state_dict())
     assert wide(torch.tensor([7])).tolist() == [[1.0] * 3]
     filtered = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(filter_option=CounterFilter(2)))
     with pytest.raises(RuntimeError, match="has no filter, the variable one"):
         filtered.load_state_dict(table.state_dict(), strict=False)
     assert filtered.total_count() == 0
+
+
+def _of(name: str, change: Any) -> Any:
+    return lambda state: {**state, name: change(state[name])}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda state: {k: x for k, x in state.items() if k != "keys.entries"}, "keys.entries must be a tensor"),
+        (_of("weight", lambda x: x[:-1]), r"keys.entries must be \[5, 2\]"),
+        (_of("weight", lambda x: x[:, 0]), r"weight must be \[rows, 2\]"),
+        (_of("weight", lambda x: None), r"weight must be \[rows, 2\], got None"),
+        (_of("keys.entries", lambda x: x.int()), "keys.entries must be a tensor of torch.int64"),
+        (_of("keys.entries", lambda x: x[[0, 1, 1, 3, 4, 5]]), "keys.entries must have distinct keys"),
+        (_of("keys.entries", lambda x: torch.where(x == -1, x, x - 2**40)), "no negative frequencies"),
+        (_of("keys.counters", lambda x: x + 100), "keys.counters must be of 3 keys in 6 rows"),
+        (_of("keys.counters", lambda x: -x), "keys.counters must be of 3 keys in 6 rows"),
+        (_of("keys.counters", lambda x: x[:2]), r"counters \[8\], got int64 \[6, 2\] and int64 \[2\]"),
+        (_of("keys.free_rows", lambda x: torch.tensor([10**6], dtype=torch.int32)), "free_rows must be rows without"),
+        (_of("keys.free_rows", lambda x: torch.tensor([1], dtype=torch.int32)), "free_rows must be rows without a key"),
+        (_of("_extra_state", lambda x: {}), "_extra_state must have counts of global_step"),
+        (_of("_extra_state", lambda x: {**x, "evicted": "x"}), "_extra_state must have counts of global_step"),
+        (_of("admission.candidates.entries", lambda x: x.float()), "admission.candidates.entries must be a tensor"),
+        (lambda state: {**state, "cold.keys": torch.arange(2)}, "shard 'rows' must hold keys, values, frequencies"),
+    ],
+)
+def test_states_that_no_table_has_change_nothing(change: Any, text: str) -> None:
+    tables = []
+    for first in (7, 1):
+        option = EmbeddingVariableOption(filter_option=CounterFilter(1 if first == 7 else 2))
+        table = EmbeddingVariable(2, capacity=3, ev_option=option)
+        table(torch.arange(first, first + 3).repeat(2))
+        table(torch.arange(first + 3, first + 5 - first // 7))
+        tables.append(table)
+    table, other = tables
+    state, before = change(other.state_dict()), copy.deepcopy(table.state_dict())
+    with pytest.raises(RuntimeError, match=f"EmbeddingVariable.load_state_dict: of 'embedding_variable': .*{text}"):
+        table.load_state_dict(state)
+    torch.testing.assert_close(table.state_dict(), before, rtol=0, atol=0)
+    table(torch.arange(30))
+
+
+def test_a_state_without_the_table_leaves_rows_of_other_tiers(tmp_path: Path) -> None:
+    table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(storage_option=on_disk(tmp_path)))
+    table.insert(torch.arange(100), torch.rand(100, 2))
+    before = rows_of(table)
+    table.load_state_dict({}, strict=False)
+    assert len(table.cold) > 0 and rows_of(table) == before
 
 
 def test_assigned_states_are_not_shared() -> None:

@@ -345,9 +345,15 @@ class FeatureTransform(torch.nn.Module):
         return self
 
     def _replace(self, found: dict[Column, Column]) -> None:
-        self.columns = [with_leaves(column, found) for column in self.columns]
-        self.linear_columns = [with_leaves(column, found) for column in self.linear_columns]  # type: ignore[misc]
-        self._prepare()
+        before = self.columns, self.linear_columns
+        columns, linear = ([with_leaves(column, found) for column in some] for some in before)
+        self.columns, self.linear_columns = columns, linear  # type: ignore[assignment]
+        try:
+            self._prepare()
+        except BaseException:
+            self.columns, self.linear_columns = before
+            self._prepare()
+            raise
 
     # ---- State ------------------------------------------------------------------------------------------------------
 
@@ -391,7 +397,11 @@ class FeatureTransform(torch.nn.Module):
             raise ValueError(
                 f"FeatureTransform: a state must be a dict with what adapt() found, got {repr(state):.200}"
             )
-        self._replace(from_state(self._all, state["adapted"]))
+        try:
+            found = from_state(self._all, state["adapted"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"FeatureTransform: a state must be what adapt() found, got {error!r}") from error
+        self._replace(found)
 
     def extra_repr(self) -> str:
         """Return the names of the columns."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from .._torch import as_stored
 from ..tables.part import are_left_out
 from ..tables.table import split_part
+from ..variable._loaded import problem_of_state
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
 from ..variable.records import Part
-from ..variable.saving import checked, restore, save, seen_of
+from ..variable.saving import checked, checks_of, restore, save, seen_of
 from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
@@ -190,12 +192,6 @@ class KeyedCheckpoints(KeyedTable):
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None:
             check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
-        width = self.embedding_dim
-        if weight is not None and tuple(weight.shape[1:]) != (width,):
-            raise RuntimeError(  # raised here, so that rows and keys load together or not at all
-                f"EmbeddingVariable.load_state_dict: weight of {self.name!r} must be [rows, {width}], got "
-                f"{list(weight.shape)}"
-            )
         filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
         if weight is not None and filtered != (self.admission is not None):
             has, wants = ("a filter", "none") if filtered else ("no filter", "one")
@@ -203,6 +199,16 @@ class KeyedCheckpoints(KeyedTable):
                 f"EmbeddingVariable.load_state_dict: the state_dict of {self.name!r} has {has}, the variable "
                 f"{wants}: the rows of their keys differ; use save() and restore()"
             )
+        if f"{prefix}weight" in state_dict:  # rows, keys and what belongs to them load together or not at all
+            sketch, reserved = getattr(self.admission, "sketch", None), self.keys.reserved
+            with as_stored():
+                problem = problem_of_state(
+                    state_dict, prefix, checks_of(self._rows), self.embedding_dim, sketch, reserved
+                )
+            if problem is None and self.cold is None and len(state_dict.get(f"{prefix}cold.keys", ())):
+                problem = "some rows are of other tiers, which this variable does not have: use save() and restore()"
+            if problem is not None:
+                raise RuntimeError(f"EmbeddingVariable.load_state_dict: of {self.name!r}: {problem}")
         self._flush()
         stored = self._stored_weight()
         cold = {
@@ -214,14 +220,10 @@ class KeyedCheckpoints(KeyedTable):
             self._store.resize(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._training.forget()
-        if weight is not None:
-            self._rows.note_saved(None)  # these rows have nothing to do with the last checkpoint
+        if weight is None:
+            return
+        self._rows.note_saved(None)  # these rows have nothing to do with the last checkpoint
         if self.cold is not None:
             self.cold.clear()
             if cold:
                 self.cold.put(Part.of_tensors(cold, stored.device))
-        elif cold and len(cold["keys"]):
-            raise RuntimeError(
-                f"EmbeddingVariable.load_state_dict: {len(cold['keys'])} rows are of other tiers, which this variable "
-                "does not have: use save() and restore()"
-            )

@@ -17,6 +17,7 @@ from .._reduction import POOLING
 from ..ops.embedding import lookup_bags, padding_number
 from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
 from ..typing import GradMode
+from ..variable._loaded import problem_of_keys
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
 from ._lookup import bad_id, check_ids, nested_like
@@ -128,9 +129,10 @@ class QuantizedTable(torch.nn.Module):
     ) -> None:
         given = state_dict.get(f"{prefix}table")
         rows = local_metadata.get("rows", self.rows)
-        if given is not None and (rows != self.rows or given.dtype != self.table.dtype):
+        dtype = getattr(given, "dtype", type(given))
+        if given is not None and (rows != self.rows or dtype != self.table.dtype):
             error_msgs.append(
-                f"{prefix}table must have rows={self.rows!r}, of {self.table.dtype}, got {rows!r}, of {given.dtype}"
+                f"{prefix}table must have rows={self.rows!r}, of {self.table.dtype}, got {rows!r}, of {dtype}"
             )
             return
         rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
@@ -253,7 +255,11 @@ class QuantizedEmbeddingVariable(QuantizedTable):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load a table of any number of rows."""
         given, before = state_dict.get(f"{prefix}table"), self.table
-        fits = given is not None and given.shape[1:] == before.shape[1:] and given.dtype == before.dtype
+        if isinstance(given, Tensor):
+            problem = problem_of_keys(state_dict, f"{prefix}keys.", 0, len(given))
+            if problem is not None:  # rows and keys load together or not at all
+                raise RuntimeError(f"QuantizedEmbeddingVariable.load_state_dict: of {self.name!r}: {problem}")
+        fits = isinstance(given, Tensor) and given.shape[1:] == before.shape[1:] and given.dtype == before.dtype
         if fits and len(given) != len(before):
             self.table = before.new_empty(given.shape)
         errors = args[-1]

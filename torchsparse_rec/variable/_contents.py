@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,9 @@ class ContentChecks:
         self._embedding_dim, self._key_dtype = embedding_dim, key_dtype
         self._per_row = dict(states)  # states of other names too, with the form that they have in the first shard
 
-    def check_shard(self, path: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def check_shard(
+        self, path: str | Path, name: str, tensors: Mapping[str, Tensor], states: Sequence[str] = ()
+    ) -> None:
         """
         Raise ``CheckpointError`` unless a shard can be restored.
 
@@ -76,6 +78,7 @@ class ContentChecks:
             path: of the shard's file, for errors.
             name: of the shard: rows, order, erased, candidates or sketch.
             tensors: of the shard, by name.
+            states: that rows must have, by the metadata of the shard's version.
 
         Raises:
             CheckpointError: if the shard cannot be restored; the error names the file.
@@ -83,8 +86,10 @@ class ContentChecks:
         wanted = _SHARDS.get(name)
         if wanted is None:
             raise CheckpointError(path, f"a shard must be one of {', '.join(_SHARDS)}, got {name!r}")
-        states = [key for key in tensors if key.startswith("states.")] if name == "rows" else []
-        if {*wanted, *states} != {*tensors}:
+        if name == "rows":
+            wanted = (*wanted, *(f"states.{state}" for state in states))
+        there = [key for key in tensors if key.startswith("states.")] if name == "rows" else []
+        if {*wanted, *there} != {*tensors}:
             raise CheckpointError(path, f"shard {name!r} must hold {', '.join(wanted)}, got {', '.join(tensors)}")
         if name == "sketch":
             sketch = tensors["sketch"]
@@ -103,18 +108,18 @@ class ContentChecks:
                 self._check_numbers(path, numbers, tensors[numbers], len(keys), least, most)
         if name == "rows":
             self._check_rows(path, "values", tensors["values"], len(keys), False)
-            for state in states:
+            for state in there:
                 x = tensors[state]
                 self._check_rows(path, state, x, len(keys), self._per_row.setdefault(state[7:], x.dim() == 1))
 
-    def _check_numbers(self, path: Path, name: str, x: Tensor, count: int, least: int, most: int) -> None:
+    def _check_numbers(self, path: str | Path, name: str, x: Tensor, count: int, least: int, most: int) -> None:
         if x.dtype != torch.int64 or x.shape != (count,):
             raise CheckpointError(path, f"{name} must be int64 [{count}], as the keys, got {_form(x)}")
         bad = x[(x < least) | (x > most)]
         if len(bad):
             raise CheckpointError(path, f"{name} must be in [{least}, {most}], got {bad[0].item()}")
 
-    def _check_rows(self, path: Path, name: str, x: Tensor, count: int, per_row: bool) -> None:
+    def _check_rows(self, path: str | Path, name: str, x: Tensor, count: int, per_row: bool) -> None:
         shape = (count,) if per_row else (count, self._embedding_dim)
         if x.dtype not in _FLOATS or x.shape != shape:
             raise CheckpointError(path, f"{name} must be of floats {list(shape)}, got {_form(x)}")
