@@ -22,7 +22,7 @@ from ..tables.part import part_state
 from ..tables.table import table_of
 from ..variable.saving import metadata_of, shards_of
 from ._keys import by_block
-from ._values import decoded, encoded
+from ._values import encoded
 from .blocks import MOST_BLOCKS, first_block
 from .boxes import Kept
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
@@ -325,28 +325,31 @@ class Contents:
     # ---- What was saved ----------------------------------------------------------------------------------------------
 
     def optimizer_state(
-        self, said: Mapping[str, Any], tables: Mapping[str, Any], tensors: Mapping[str, Tensor]
+        self,
+        options: list[dict[str, Any]],
+        dense: Mapping[str, dict[str, Any]],
+        numbers: Mapping[str, dict[str, Any]],
     ) -> dict[str, Any]:
         """
         Return what the optimizer's ``load_state_dict`` takes.
 
         Args:
-            said: what the manifest has of the optimizer.
-            tables: likewise of tables. States of this rank's parts are those of :attr:`fixed`.
-            tensors: dense ones by name.
+            options: of each group.
+            dense: the states of parameters that are no tables, by name.
+            numbers: of tables, by name. States of this rank's parts are those of :attr:`fixed`.
         """
         assert self.optimizer is not None
         now = self.optimizer.state_dict()
         state: dict[int, dict[str, Any]] = {}
         groups = []
-        for names, group, saved in zip(self.names_by_group(), now["param_groups"], said["groups"], strict=True):
-            groups.append({**decoded(saved["options"], tensors), "params": group["params"]})
+        for names, group, its_options in zip(self.names_by_group(), now["param_groups"], options, strict=True):
+            groups.append({**its_options, "params": group["params"]})
             for name, number in zip(names, group["params"], strict=True):
                 its = self.fixed.get(name)
                 if its is None:
-                    found = decoded(said["dense"].get(name, {}), tensors)
+                    found = dense.get(name, {})
                 else:
-                    found = {**its.states, **decoded(tables[name]["numbers"], tensors)} if its.has_rows else {}
+                    found = {**its.states, **numbers[name]} if its.has_rows else {}
                 if found and name not in self.growing:
                     state[number] = found
         return {"state": state, "param_groups": groups}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -63,18 +64,37 @@ def _tensor(x: Tensor, name: str, tensors: dict[str, Tensor]) -> Any:
     return {_TENSOR: name}
 
 
-def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that :func:`encoded` was given; its tensors are on the CPU."""
+def decoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """
+    Return the value that :func:`encoded` was given; its tensors are on the CPU.
+
+    Args:
+        value: as JSON has it.
+        name: that the value was encoded by, of which its tensors have their names.
+        tensors: by name. Those in the value are taken out: each is of one value.
+
+    Raises:
+        ValueError: for a value that :func:`encoded` does not return, naming where it is.
+    """
     if isinstance(value, list):
-        return [decoded(each, tensors) for each in value]
+        return [decoded(each, f"{name}[{k}]", tensors) for k, each in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    if _TENSOR in value:
-        return tensors[value[_TENSOR]]
-    if _NUMBER in value:
-        return torch.tensor(decoded(value[_NUMBER], tensors), dtype=getattr(torch, value["dtype"]))
-    if _TUPLE in value:
-        return tuple(decoded(each, tensors) for each in value[_TUPLE])
-    if _FLOAT in value:
-        return float(value[_FLOAT])
-    return {key: decoded(each, tensors) for key, each in value.items()}
+    if not any(key in value for key in _RESERVED):
+        return {key: decoded(each, f"{name}.{key}", tensors) for key, each in value.items()}
+    match value:
+        case {"$tensor": str(its), **rest} if not rest and its in tensors and its.rstrip("'") == name.rstrip("'"):
+            return tensors.pop(its)
+        case {"$number": number, "dtype": str(dtype), **rest} if not rest:
+            kind, number = getattr(torch, dtype, None), decoded(number, name, {})
+            if isinstance(kind, torch.dtype) and isinstance(number, (bool, int, float)):
+                with suppress(OverflowError, RuntimeError):
+                    x = torch.tensor(number, dtype=kind)
+                    again = encoded(x.item(), name, {})
+                    if type(again) is type(value[_NUMBER]) and again == value[_NUMBER]:
+                        return x
+        case {"$tuple": list(items), **rest} if not rest:
+            return tuple(decoded(items, name, tensors))
+        case {"$float": ("inf" | "-inf" | "nan") as number, **rest} if not rest:
+            return float(number)
+    raise ValueError(f"{name} must be a value that save() writes, got {repr(value):.100}")

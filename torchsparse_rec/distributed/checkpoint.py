@@ -230,7 +230,8 @@ def load(
     Load what :func:`save` has written into a model, in place; all ranks call it.
 
     Each rank reads those files that hold some of its own parts, one after the other. All that it reads is checked, with
-    its checksum, before anything is changed.
+    its checksum, before anything is changed; so is all that the manifest says, the optimizer's options and ``extra``
+    too. If one rank finds a fault, all ranks refuse.
 
     Args:
         folder: of the checkpoints.
@@ -247,9 +248,9 @@ def load(
         RuntimeError: ranks call different things.
         OSError: a file cannot be read, or ranks see different ones. If one disappears while tables are written, they
             are partly loaded.
-        ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer; the
-            checkpoint is damaged, and the error names the file. Nothing is changed then, on any rank. The filter of a
-            variable, ``CBFFilter``, has counters of another size or dtype.
+        ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer; the filter
+            of a variable, ``CBFFilter``, has counters of another size or dtype; a module refuses its state; the
+            checkpoint is damaged. The error names the file, and nothing is changed then, on any rank.
 
     If there were other ranks, a counter of a ``CBFFilter`` is the largest of those that ranks had: never too low.
 
@@ -275,5 +276,11 @@ def load(
         restored = Restored(contents, store.open(int(manifest.parent.name)))
     _check_seen(manifest, [digest for (digest,) in said])
     together(group, restored.check())
+    try:
+        with agreeing(group):
+            restored.write_rest()
+    except BaseException:
+        restored.take_back_rest()
+        raise
     together(group, restored.write())
     return restored.extra()

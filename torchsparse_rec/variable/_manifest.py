@@ -22,6 +22,8 @@ from ..typing import CheckpointKind
 FORMAT = "torchsparse_rec checkpoint"
 VERSION = 1
 KINDS = get_args(CheckpointKind)
+# The shard of a version that one process writes: by index.
+_OF_ONE = re.compile(r"shard-\d{5,}\.safetensors")
 # The shard of a version that several processes write: by rank and index.
 _OF_RANK = re.compile(r"shard-\d{5,}-\d{5,}\.safetensors")
 
@@ -127,6 +129,11 @@ def shard_file(index: int, rank: int | None = None) -> str:
     return f"shard-{index:05d}.safetensors" if rank is None else f"shard-{rank:05d}-{index:05d}.safetensors"
 
 
+def is_shard(name: str) -> bool:
+    """Say whether a file of a version's folder is one of its shards, by its name."""
+    return _OF_ONE.fullmatch(name) is not None or _OF_RANK.fullmatch(name) is not None
+
+
 def encode(manifest: Manifest) -> tuple[bytes, str]:
     """Return the bytes of a manifest's file, and the manifest's checksum, by which deltas name their base."""
     content = json.dumps({"format": FORMAT, "format_version": VERSION, **asdict(manifest)})[:-1].encode()
@@ -180,6 +187,11 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
             _check_type(f"{name} of {shard.file}", getattr(shard, name), kind)
         for described in shard.tensors.values():
             _check_type(f"a tensor of {shard.file}", described, list)
+            dtype, shape = described
+            _check_type(f"a dtype of {shard.file}", dtype, str)
+            _check_type(f"a shape of {shard.file}", shape, list)
+            for size in shape:
+                _check_type(f"a size of {shard.file}", size, int)
     if manifest.kind not in KINDS or (manifest.base is not None) != (manifest.kind == "delta"):
         raise ValueError(f"kind {manifest.kind!r} with base {manifest.base!r}")
     # A base is older than its delta, so no chain goes in circles.

@@ -22,7 +22,7 @@ PARTIAL_MANIFEST = ".manifest.json.partial"
 #: The files of a version; any other file in its folder is not ours to remove.
 _OURS = re.compile(r"shard-\d{5,}(-\d{5,})?\.safetensors|manifest\.json|\.manifest\.json\.partial|\.token-[0-9a-f]+")
 #: The dtypes that all readers of safetensors know and that tables have.
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
@@ -70,11 +70,11 @@ def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[
         # safetensors reserves the name __metadata__.
         if not isinstance(key, str) or key in ("", "__metadata__"):
             raise ValueError(f"Writer.write: shard {name!r} must name its tensors by strings, got {key!r}")
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.dtype not in _DTYPES.values():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.dtype not in DTYPES.values():
             found = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(
                 f"Writer.write: tensor {key!r} of shard {name!r} must be dense and of one of the dtypes "
-                f"{', '.join(_DTYPES)}, got {found}"
+                f"{', '.join(DTYPES)}, got {found}"
             )
         host = tensor.detach().to("cpu").contiguous()
         # safetensors refuses tensors that share memory.

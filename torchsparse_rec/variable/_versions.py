@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from . import _shards
-from ._manifest import CheckpointError, Manifest, VersionInfo, decode
+from ._manifest import CheckpointError, Manifest, VersionInfo, decode, is_shard
 from ._shards import MANIFEST
 
 __all__ = ["Versions"]
@@ -49,8 +49,13 @@ class Versions:
         return decode(_shards.read_file(path), path, number)
 
     def _check_sizes(self, manifest: Manifest) -> None:
+        folder = self.folder(manifest.number)
         for shard in manifest.shards:
-            _shards.check_file(self.folder(manifest.number) / shard.file, shard.nbytes)
+            _shards.check_file(folder / shard.file, shard.nbytes)
+        # A writer names all that it has written.
+        named = {shard.file for shard in manifest.shards}
+        if unknown := [name for name in sorted(os.listdir(folder)) if is_shard(name) and name not in named]:
+            raise CheckpointError(folder / MANIFEST, f"must name {unknown[0]}, which is beside it")
 
     def _check_base(self, manifest: Manifest, base: VersionInfo | None, crc: str) -> None:
         """Raise ``CheckpointError`` unless a delta's base exists, can be restored, and has the right checksum."""

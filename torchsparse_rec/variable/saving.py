@@ -116,11 +116,13 @@ def checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: i
         ):
             if metadata.get(name) != has:
                 raise ValueError(
-                    f"EmbeddingVariable.restore: the checkpoint's {name} must be {has}, got {metadata.get(name)}"
+                    f"EmbeddingVariable.restore: the checkpoint's {name} must be {has}, got {metadata.get(name)} in "
+                    f"{chain.manifest_path}"
                 )
         check_metadata(chain.manifest_path, metadata)
         for path, name, tensors in chain.read():
-            checks.check_shard(path, name, tensors)
+            newest = path.parent == chain.manifest_path.parent
+            checks.check_shard(path, name, tensors, metadata["states"] if newest else ())
             if name == "sketch" and not _takes(rows.admission, tensors["sketch"]):
                 warnings.warn(
                     "EmbeddingVariable.restore: the checkpoint's counting Bloom filter has another size: it starts "
