@@ -82,8 +82,10 @@ def test_files_that_do_not_fit_name_file_and_column(tmp_path):
         ("a,b\n1,2\n", {"columns": ["c"]}, "line 1: column 'c' is missing: the header has a, b"),
         ("a,b\n1,2\n", {"types": {"c": pa.int64()}}, "line 1: column 'c' is missing"),
         ("\xff\n1\n", {}, "line 1: expected a header of names"),
-        ("a,b\n1,3|x\n", {"types": {"b": pa.list_(pa.int64())}}, "line 2: .*Failed to parse string: 'x'"),
-        ("a,b\n1,3|4\n", {"types": {"b": pa.list_(pa.int64(), 3)}}, "line 2: "),
+        ("a,b\n1,3|x\n", {"types": {"b": pa.list_(pa.int64())}}, "line 2: column 'b': Failed to parse string: 'x'"),
+        ("a,b\n1,3|4\n", {"types": {"b": pa.list_(pa.int64(), 3)}}, "line 2: column 'b': ListType can only be"),
+        ("a,b\n1,\xff\n", {}, "line 2: column 'b': CSV conversion error to string: invalid UTF8 data"),
+        ("a,b\n1,x\n", {"types": {"b": pa.int64()}, "columns": ["b"]}, "line 2: column 'b': CSV conversion"),
     ],
 )
 def test_malformed_csv(text, keywords, problem, tmp_path):
@@ -133,7 +135,8 @@ def test_one_column_keeps_its_nulls(values, tmp_path):
 def test_integers_beyond_int64_are_not_rounded(number, tmp_path):
     lines = [*range(500), number, 7]
     (tmp_path / "f.csv").write_text("id,x\n" + "".join(f"{line},1\n" for line in lines))
-    text = f"f.csv: line 502: column 'id' has {number}, beyond int64: say its type, .* --columns id:uint64"
+    kind = "uint64" if 0 < number < 2**64 else "string"
+    text = f"f.csv: line 502: column 'id' has {number}, beyond int64: say its type, .* --columns id:{kind}"
     with pytest.raises(DataError, match=text):
         list(read_csv(tmp_path / "f.csv"))
     found = joined(read_csv(tmp_path / "f.csv", types={"id": pa.string()}))
@@ -167,7 +170,10 @@ def test_an_only_header_and_empty_lines(tmp_path):
         (pa.array([["a"], [""]]), "column 'x' must have no list of one empty string"),
         (pa.array([{"y": 1}]), "column 'x' must hold numbers, strings or lists of them, got struct<y: int64>"),
         (pa.array([[{"y": 1}]]), "column 'x' "),
-        (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "a column cannot be written: .*month_day_nano_interval"),
+        (
+            pa.array([(1, 2, 3)], pa.month_day_nano_interval()),
+            "column 'x' must hold .* got month_day_nano_interval: cast",
+        ),
     ],
 )
 def test_what_csv_cannot_hold(column, text, tmp_path):

@@ -122,7 +122,7 @@ def test_a_cut_timestamp(cut, chunk, tmp_path, monkeypatch):
         ("u.data", "user", [0, 1, 2], r"column 'user' must be in \[1, 10000000\] without nulls, got 0 in row 3"),
         ("u.data", "user", [1, None, 2], r"column 'user' .* without nulls, got None in row 4"),
         ("u.data", "rating", [1.5, 2, 3], "column 'rating' cannot be written"),
-        ("u.data", "timestamp", ["a", "b", "c"], "column 'timestamp' cannot be written"),
+        ("u.data", "timestamp", ["a", "b", "c"], "column 'timestamp' must hold numbers, got string"),
         ("ratings.csv", "rating", [1.0, 2.5, 3.0004], "column 'rating' must have at most three decimals, got 3.0004"),
         ("ratings.csv", "rating", [1.0, 2.5, float("nan")], "column 'rating' must be in"),
     ],

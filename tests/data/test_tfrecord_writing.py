@@ -22,7 +22,7 @@ def test_columns_of_other_types(tmp_path: Path) -> None:
             "flag": pa.array([True, False, None]),
             "small": pa.array([1, None, 255], pa.uint8()),
             "wide": pa.array([2**63 - 1, 0, 1], pa.uint64()),
-            "double": pa.array([0.1, 1e300, -0.5], pa.float64()),
+            "double": pa.array([0.1, np.inf, -0.5], pa.float64()),
             "half": pa.array(np.array([0.5, 1, 2], np.float16)),
             "text": pa.array(["a", None, "c"], pa.string()).dictionary_encode(),
             "view": pa.array([b"xy", b"", b"a longer one that is not inline"], pa.binary_view()),
@@ -62,6 +62,9 @@ def test_lists_under_nulls_are_not_written(tmp_path: Path) -> None:
     ("column", "match"),
     [
         (pa.array([2**63], pa.uint64()), r"column 'x' must fit into int64: "),
+        (pa.array([0.5, 1700000047.0]), r"column 'x' has 1700000047.0, of which float32, .*, makes 1700000000.0: cast"),
+        (pa.array([[None], [0.5, -1e300]])[1:], r"column 'x' has -1e\+300, of which float32, .*, makes -inf: cast"),
+        (pa.array([[0.5, 1e-300]], pa.list_(pa.float64(), 2)), r"column 'x' has 1e-300, of which .* makes 0.0"),
         (pa.array([[1, None]]), r"column 'x' has a null within a list, which no Example can hold"),
         (pa.array([[1, None]], pa.list_(pa.int64(), 2)), r"column 'x' has a null within a list"),
         (pa.array([{"a": 1}]), r"column 'x' must hold numbers, .* got struct<a: int64>; cast it first"),

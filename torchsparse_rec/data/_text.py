@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,20 @@ LONGEST_LINE = 1 << 26
 _PART = 1 << 20
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+
+#: The first bytes of files that are no text in ASCII or UTF-8, and what they are.
+_OTHERS = {
+    b"\x1f\x8b": "compressed by gzip: its name must end in .gz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd: its name must end in .zst",
+    b"BZh": "compressed by bzip2: its name must end in .bz2",
+    b"\xfd7zXZ\0": "compressed by xz: decompress it first",
+    b"PK\3\4": "a zip archive: unpack it first",
+    b"\xff\xfe": "text in UTF-16 or UTF-32: write it as UTF-8 first",
+    b"\xfe\xff": "text in UTF-16: write it as UTF-8 first",
+    b"\0\0\xfe\xff": "text in UTF-32: write it as UTF-8 first",
+    b"PAR1": "a Parquet file: read_parquet reads it",
+    b"ARROW1\0\0": "an Arrow file: if write_prebatched wrote it, read_prebatched reads it",
+}
 
 
 def line_error(path: PathLike, line: int, problem: str) -> DataError:
@@ -78,7 +93,7 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
     Raises:
         DataError: the file cannot be read or decompressed, or a line is longer than :data:`LONGEST_LINE`.
     """
-    line, rest = 1, b""
+    line, rest, begun = 1, b"", False
     while True:
         try:
             data = read(size)
@@ -86,6 +101,9 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
             raise line_error(path, line, f"the file is damaged from here on: {error}") from error
         if not len(data):
             break
+        if not begun:
+            _check_text(path, bytes(data[:200]))
+        begun = True
         block = b"".join([rest, data])
         end = block.rfind(b"\n") + 1
         rest = block[end:]
@@ -96,6 +114,17 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
             raise line_error(path, line, f"a line has more than {LONGEST_LINE} bytes: no text file")
     if rest:
         yield line, rest
+
+
+def _check_text(path: PathLike, first: bytes) -> None:
+    """Raise ``DataError`` if a file's first bytes are those of a compressed file, or of text that is not UTF-8."""
+    kind = next((kind for magic, kind in _OTHERS.items() if first.startswith(magic)), None)
+    if first.startswith(b"BZh") and first[4:10] != b"1AY&SY":  # as of a column named BZh
+        kind = None
+    if kind is None and first[:2].count(b"\0") == 1:
+        kind = "text in UTF-16: write it as UTF-8 first"
+    if kind is not None:
+        raise line_error(path, 1, f"the file is {kind}")
 
 
 def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
@@ -129,6 +158,11 @@ def part_size(block: bytes) -> int:
             size = max(size, end - start)
         start = end
     return size
+
+
+def with_names(error: Exception, names: Sequence[str]) -> str:
+    """Return the text of a parser's error with the name of the column for which pyarrow gives a number."""
+    return re.sub(r"In CSV column #(\d+)", lambda found: f"column {names[int(found[1])]!r}", str(error))
 
 
 def parse_block(parse: Callable[[bytes], Any], path: PathLike, line: int, block: bytes) -> Any:

@@ -79,7 +79,10 @@ def _flat(name: str, array: Any) -> tuple[ExampleDtype, Tensor, Tensor | None]:
         dtype: ExampleDtype = "int32" if types.is_int32(kind) else "int64"
         return dtype, _integers(_cast(name, _filled(array), getattr(pa, dtype)())), None
     if types.is_floating(kind):
-        return "float32", _tensor(_cast(name, _filled(array), pa.float32()), torch.float32), None
+        numbers = _cast(name, _filled(array), pa.float32())
+        if types.is_float64(kind):
+            _check_rounded(name, array, numbers)
+        return "float32", _tensor(numbers, torch.float32), None
     if str(kind) in ("string", "large_string", "binary", "large_binary", "string_view", "binary_view"):
         return "bytes", *strings(array)
     raise ValueError(
@@ -100,6 +103,19 @@ def _cast(name: str, array: Any, kind: Any) -> Any:
         return array.cast(kind)
     except arrow("TFRecord").ArrowInvalid as error:
         raise ValueError(f"column {name!r} must fit into {kind}: {error}") from error
+
+
+def _check_rounded(name: str, doubles: Any, floats: Any) -> None:
+    """Raise ``ValueError`` for a double of which float32 does not hold the whole part, or nothing at all."""
+    compute = arrow("TFRecord").compute
+    made = floats.cast(doubles.type)
+    lost = compute.or_(compute.greater_equal(compute.abs(doubles), 2.0**24), compute.equal(made, 0.0))
+    place = compute.index(compute.and_(compute.not_equal(made, doubles), lost), True).as_py()
+    if place >= 0:
+        raise ValueError(
+            f"column {name!r} has {doubles[place]}, of which float32, the only float of an Example, makes "
+            f"{made[place]}: cast the column to float32 to round it, or to integers or strings to keep it"
+        )
 
 
 def _bools(array: Any) -> Tensor:

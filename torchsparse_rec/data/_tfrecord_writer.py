@@ -25,7 +25,9 @@ class TFRecordWriter:
     Writes record batches as a TFRecord file of examples.
 
     The file bears its name only once it is closed; if a ``with`` block raises, there is none. Integers and booleans
-    become int64, floats float32, strings bytes; a null is a feature that is absent.
+    become int64, floats float32, strings bytes. A null is a feature that is absent, which reads as an empty list where
+    a feature may have any number of values. A double is rounded to float32; it is refused if float32 makes infinity or
+    0 of it, or another number from 2^24 on.
 
     With ``prebatched`` a record holds a whole batch, which takes less space and is read several times as fast: each
     feature has the values of all rows, so that ``tf.io.FixedLenFeature([rows, k], ...)`` reads it; a column of lists
@@ -76,8 +78,8 @@ class TFRecordWriter:
 
         Raises:
             TypeError: ``batch`` is not a ``pyarrow.RecordBatch``.
-            ValueError: a type that no Example can hold, an integer beyond int64, a null within a list; a null in a
-                record that holds a batch; a record of 2 GiB or more; a closed writer.
+            ValueError: a type that no Example can hold, an integer beyond int64, a double that float32 does not hold, a
+                null within a list; a null in a record that holds a batch; a record of 2 GiB or more; a closed writer.
             OSError: a full disk.
         """
         pa = arrow("TFRecordWriter")

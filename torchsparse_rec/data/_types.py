@@ -41,6 +41,12 @@ def is_text(kind: Any) -> bool:
     return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
 
 
+def is_number(kind: Any) -> bool:
+    """Say whether a type is one of Arrow's integers, floats or booleans: no date, and no decimal."""
+    types = arrow("a column").types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
 def is_integer(kind: Any) -> bool:
     """Say whether a type holds integers, in lists or not."""
     return arrow("a column").types.is_integer(leaf(kind))
@@ -58,8 +64,7 @@ def stored_type(name: str, kind: Any) -> Any:
         return stored_type(name, kind.value_type)
     views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
     value = views.get(str(leaf(kind)), leaf(kind))
-    types = pa.types
-    if not (is_text(value) or types.is_boolean(value) or types.is_integer(value) or types.is_floating(value)):
+    if not (is_text(value) or is_number(value)):
         raise ValueError(
             f"column {name!r} must hold numbers, booleans, strings or lists of them, got {kind}: cast it first"
         )

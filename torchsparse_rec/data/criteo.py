@@ -9,8 +9,8 @@ import numpy as np
 
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
-from ._text import blocks, check_texts, parse_block, part_size, reader_of, write_text
-from ._types import is_text
+from ._text import blocks, check_texts, parse_block, part_size, reader_of, with_names, write_text
+from ._types import is_number, is_text
 from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
@@ -97,7 +97,10 @@ class _Parser:
         """Return a block of lines as a table, or raise ``ValueError`` if a line is malformed."""
         lines = _with_all_fields(block, len(self.names))
         read = self.csv.ReadOptions(column_names=list(self.names), block_size=part_size(lines))
-        table = self.csv.read_csv(reader_of(lines), read, self.parse, self.convert)
+        try:
+            table = self.csv.read_csv(reader_of(lines), read, self.parse, self.convert)
+        except self.pa.ArrowException as error:
+            raise ValueError(with_names(error, self.names)) from None
         if "label" in self.names:
             label = table.column("label")
             if label.null_count or self.pa.compute.any(self.pa.compute.greater(label, 1)).as_py():
@@ -181,6 +184,9 @@ def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
     if name in CATEGORIES:
         if not (is_text(column.type) or types.is_integer(column.type) or types.is_null(column.type)):
             raise ValueError(f"write_criteo: column {name!r} must hold strings or integers, got {column.type}")
+    elif not (is_number(column.type) or types.is_decimal(column.type) or types.is_null(column.type)):
+        # A cast would make numbers of times, in whatever unit, and of text such as 007.
+        raise ValueError(f"write_criteo: column {name!r} must hold numbers, got {column.type}: cast it first")
     try:
         values = column.cast(pa.string() if name in CATEGORIES else pa.int64())
     except pa.ArrowException as error:

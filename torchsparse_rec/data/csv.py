@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv as python_csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
-from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, write_text
-from ._types import is_text, leaf, with_leaf
+from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, with_names, write_text
+from ._types import is_number, is_text, leaf, with_leaf
 from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
@@ -22,6 +25,11 @@ BAR = "|"
 MOST_COLUMNS = 1 << 18
 # The most names of a header that an error shows.
 _SHOWN = 100
+# Fields that pyarrow takes for numbers, but that are text: 007, 0x1F. And the one integer that only a float holds.
+_ODD, _MINUS_ZERO = r"^[ \t]*[+-]?0[0-9xX]", r"^[ \t]*-0[ \t]*$"
+_WHOLE = r"^[ \t]*[+-]?[0-9]+(\.0*)?[ \t]*$"
+# What stands at the beginning of quoted fields while types are inferred, so that none is taken for a number.
+_MARK = "\x01"
 
 
 def read_csv(
@@ -36,8 +44,9 @@ def read_csv(
     Read CSV files whose first line names the columns.
 
     An empty field is a null, ``""`` an empty string. Types that are not given are inferred from the first 16 MiB:
-    int64, float64, booleans or strings; a later value that does not fit its column's type is an error. A quoted value
-    must not hold a line end. An empty line is skipped, except in a file of one column, where it is a null.
+    int64, float64, booleans or strings; a later value that does not fit its column's type is an error. A column with a
+    quoted value, or with one such as ``007`` or ``0x1F``, holds strings. A quoted value must not hold a line end. An
+    empty line is skipped, except in a file of one column, where it is a null.
 
     Args:
         paths: a file, or several with the same columns, in any order; ``.gz``, ``.bz2`` and ``.zst`` are decompressed
@@ -55,8 +64,9 @@ def read_csv(
         ImportError: without pyarrow.
         ValueError: a delimiter of several characters.
         DataError: a malformed line, with its number, or one of more than 64 MiB; a header of more than 262,144 names; a
-            quote that is not closed on its line; an integer beyond int64 in a column without a given type; an unknown
-            column; a file with other columns than the first.
+            quote that is not closed on its line; an unknown column; a file with other columns than the first; a number
+            beyond the range of its float type. In a column without a given type: an integer beyond int64, one that
+            float64 would round, or a late ``007`` or ``0x1F``.
         OSError: a file that cannot be opened.
 
     Example:
@@ -90,7 +100,8 @@ class _Reader:
         self.pa, self.csv = arrow("read_csv"), csv
         self.types, self.columns, self.delimiter = types, columns, delimiter
         self.first: tuple[PathLike, list[str]] | None = None
-        self.known = False
+        # The columns whose types are inferred and not strings; None before they are.
+        self.inferred: set[str] | None = None
 
     def read(self, path: PathLike) -> Iterator[Any]:
         names: list[str] = []
@@ -99,7 +110,7 @@ class _Reader:
                 end = block.index(b"\n") + 1
                 names = self._header(path, block[:end])
                 line, block = 2, block[end:]
-            if not self.known and block:
+            if self.inferred is None and block:
                 self._find_types(path, line, block, names)
             if block:
                 yield from parse_block(partial(self._table, names), path, line, block).to_batches()
@@ -133,52 +144,97 @@ class _Reader:
 
     def _find_types(self, path: PathLike, line: int, block: bytes, names: list[str]) -> None:
         """Set the types of the columns that have none yet, by inference from a block."""
-        types = self.pa.types
-        for field in parse_block(partial(self._infer, names), path, line, block).schema:
-            plain = types.is_integer(field.type) or types.is_floating(field.type) or types.is_boolean(field.type)
-            self.types.setdefault(field.name, field.type if plain else self.pa.string())
-        self.known = True
+        found = parse_block(partial(self._infer, names), path, line, block)
+        self.types.update(found)
+        self.inferred = {name for name, kind in found.items() if kind != self.pa.string()}
 
-    def _infer(self, names: list[str], block: bytes) -> Any:
-        """Return a block as a table of inferred types, or raise ``ValueError`` for integers that would be rounded."""
-        compute, table = self.pa.compute, self._parse(names, block)
-        for name in names if self.columns is None else self.columns:
-            column = table.column(name)
-            if name in self.types or not self.pa.types.is_floating(column.type):
-                continue
-            if not compute.any(compute.greater_equal(compute.abs(column), 2.0**63)).as_py():
-                continue
-            text = self._parse(names, block, {name: self.pa.string()}).column(name)
-            whole = compute.match_substring_regex(text, "^[+-]?[0-9]{19,}$")
-            found = text.filter(whole).filter(compute.greater_equal(compute.abs(column.filter(whole)), 2.0**63))
-            if len(found):
+    def _infer(self, names: list[str], block: bytes) -> dict[str, Any]:
+        """Return the types of a block's columns that have none yet: strings, unless all fields are plain numbers."""
+        pa, matches = self.pa, self.pa.compute.match_substring_regex
+        table = self._parse(names, _marked(block, self.delimiter), dict.fromkeys(self.types, pa.binary()))
+        kinds = {field.name: field.type for field in table.schema if field.name not in self.types}
+        kinds = {name: kind if is_number(kind) else pa.string() for name, kind in kinds.items()}
+        numbers = [name for name, kind in kinds.items() if kind != pa.string()]
+        if numbers and _may_be_odd(block, self.delimiter):
+            for name, text in self._texts(names, block, numbers).items():
+                if pa.compute.any(matches(text, _ODD)).as_py():
+                    kinds[name] = pa.string()
+                elif pa.compute.any(matches(text, _MINUS_ZERO)).as_py():
+                    kinds[name] = pa.float64()
+        return kinds
+
+    def _texts(self, names: list[str], block: bytes, chosen: list[str]) -> dict[str, Any]:
+        """Return some columns of a block as text."""
+        table = self._parse(names, block, dict.fromkeys(chosen, self.pa.string()), chosen)
+        return {name: table.column(name) for name in chosen}
+
+    def _check_numbers(self, names: list[str], block: bytes, table: Any, chosen: Sequence[str]) -> None:
+        """Raise ``ValueError`` for a number that its column's type would change in more than its last digits."""
+        inferred = self.inferred or set()
+        odd: Collection[str] = inferred if inferred and _may_be_odd(block, self.delimiter) else ()
+        suspects = [name for name in chosen if name in odd or self._is_large(table.column(name), name in inferred)]
+        if suspects:
+            for name, text in self._texts(names, block, suspects).items():
+                if name in inferred:
+                    self._check_inferred(name, text, table.column(name))
+                check_range(name, text, table.column(name))
+
+    def _is_large(self, column: Any, inferred: bool) -> bool:
+        """Say whether a column has floats that integers may have been rounded to, or that are infinite."""
+        compute, limit = self.pa.compute, 2.0**53 if inferred else float("inf")
+        return (
+            self.pa.types.is_floating(column.type)
+            and compute.any(compute.greater_equal(compute.abs(column), limit)).as_py() is True
+        )
+
+    def _check_inferred(self, name: str, text: Any, column: Any) -> None:
+        """Raise ``ValueError`` for a field of which the inferred type of its column makes another number."""
+        compute, floats = self.pa.compute, self.pa.types.is_floating(column.type)
+        found = text.filter(compute.match_substring_regex(text, _ODD if floats else f"{_ODD}|{_MINUS_ZERO}"))
+        if len(found):
+            raise ValueError(
+                f"column {name!r} has {found[0]}, and holds {column.type} in the lines before: {_say(name, 'string')}"
+            )
+        if not floats:
+            return
+        large = compute.greater_equal(compute.abs(column), 2.0**53)
+        large = compute.and_(large, compute.match_substring_regex(text, _WHOLE))
+        for given, value in zip(text.filter(large).to_pylist(), column.filter(large).to_pylist(), strict=True):
+            whole = Decimal(given.strip(" \t"))
+            if "." not in given and not -(2**63) <= whole < 2**63:
+                kind = "uint64" if 0 <= whole < 2**64 else "string"
+                raise ValueError(f"column {name!r} has {given}, beyond int64: {_say(name, kind)}")
+            if whole != Decimal(value):
                 raise ValueError(
-                    f"column {name!r} has {found[0]}, beyond int64: say its type, types={{{name!r}: pa.uint64()}} or "
-                    f"--columns {name}:uint64"
+                    f"column {name!r} has {given}, which float64, the type of its other numbers, would round: "
+                    f"{_say(name, 'int64')}; float64 rounds it, string keeps any text"
                 )
-        return table
 
-    def _parse(self, names: list[str], block: bytes, types: Mapping[str, Any] | None = None) -> Any:
-        """Return a block as a table as pyarrow parses it, in which lists are still strings."""
-        kinds = {**self.types, **(types or {})}
+    def _parse(self, names: list[str], block: bytes, types: Mapping[str, Any], chosen: list[str] | None = None) -> Any:
+        """Return a block, or chosen columns, as a table as pyarrow parses it, in which lists are still strings."""
+        kinds = {**self.types, **types}
         text = {name: self.pa.string() if kind != leaf(kind) else kind for name, kind in kinds.items()}
         # If there is one column only, an empty line is a null.
         skip = len(names) > 1
         if not block.strip(b"\r\n") if skip else not block:  # pyarrow refuses a block without rows
             return self.pa.table({name: self.pa.array([], text.get(name, self.pa.null())) for name in names})
-        table = self.csv.read_csv(
-            reader_of(block),
-            self.csv.ReadOptions(column_names=names, block_size=part_size(block)),
-            self.csv.ParseOptions(delimiter=self.delimiter, ignore_empty_lines=skip),
-            self.csv.ConvertOptions(
-                column_types=text,
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-                true_values=["true", "True", "TRUE"],
-                false_values=["false", "False", "FALSE"],
-            ),
-        )
+        try:
+            table = self.csv.read_csv(
+                reader_of(block),
+                self.csv.ReadOptions(column_names=names, block_size=part_size(block)),
+                self.csv.ParseOptions(delimiter=self.delimiter, ignore_empty_lines=skip),
+                self.csv.ConvertOptions(
+                    column_types=text,
+                    include_columns=chosen,
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    true_values=["true", "True", "TRUE"],
+                    false_values=["false", "False", "FALSE"],
+                ),
+            )
+        except self.pa.ArrowException as error:
+            raise ValueError(with_names(error, names).replace(_MARK, "")) from None
         if b'"' in block:
             for column in table.columns:
                 self._check_quotes(column)
@@ -199,12 +255,13 @@ class _Reader:
 
     def _table(self, names: list[str], block: bytes) -> Any:
         assert self.first is not None
-        table = self._parse(names, block)
+        table = self._parse(names, block, {})
         chosen = list(self.columns) if self.columns is not None else self.first[1]
-        arrays = [self._column(table.column(name), self.types[name]) for name in chosen]
-        return self.pa.table(dict(zip(chosen, arrays, strict=True)))
+        self._check_numbers(names, block, table, chosen)
+        return self.pa.table({name: self._column(name, table.column(name)) for name in chosen})
 
-    def _column(self, column: Any, kind: Any) -> Any:
+    def _column(self, name: str, column: Any) -> Any:
+        kind = self.types[name]
         if kind == leaf(kind):
             return column
         text = column.combine_chunks()
@@ -212,7 +269,49 @@ class _Reader:
         items = compute.split_pattern(text, BAR)
         # Splitting an empty string gives one empty item.
         items = compute.if_else(compute.equal(text, ""), self.pa.scalar([], strings), items)
-        return items.cast(kind)
+        try:
+            lists = items.cast(kind)
+        except self.pa.ArrowException as error:
+            raise ValueError(f"column {name!r}: {error}") from None
+        check_range(name, items.flatten(), lists.flatten())
+        return lists
+
+
+def check_range(name: str, text: Any, values: Any) -> None:
+    """Raise ``ValueError`` if a float made of text is infinite and the text is a number."""
+    pa = arrow("read_csv")
+    if pa.types.is_floating(values.type):
+        infinite = pa.compute.equal(pa.compute.abs(values.cast(pa.float64())), float("inf"))
+        found = text.filter(pa.compute.and_(infinite, pa.compute.match_substring_regex(text, "[0-9]")))
+        if len(found):
+            raise ValueError(f"column {name!r} has {found[0]}, beyond the range of {values.type}")
+
+
+def _say(name: str, kind: str) -> str:
+    return f"say its type, types={{{name!r}: pa.{kind}()}} or --columns {name}:{kind}"
+
+
+def _marked(block: bytes, delimiter: str) -> bytes:
+    """Return a block in which each quoted field that is not empty begins with the mark."""
+    data = np.frombuffer(block, np.uint8)
+    quotes, borders = np.flatnonzero(data == ord('"')), [ord(delimiter), ord("\n")]
+    # The byte before the first one is taken to be the last, a line end. Within a quoted field no quote stands between
+    # a border and another byte, since its quotes are doubled.
+    opens = np.isin(data[quotes - 1], borders) & np.isin(data[quotes + 1], [*borders, *b'\r"'], invert=True)
+    return np.insert(data, quotes[opens] + 1, ord(_MARK)).tobytes()
+
+
+def _may_be_odd(block: bytes, delimiter: str) -> bool:
+    """Say whether a field may match ``_ODD`` or ``_MINUS_ZERO``, at a fraction of a parser's cost."""
+    border = delimiter.encode()
+    if any(b"-0" + end in block for end in (border, b"\n", b"\r", b" ", b"\t")):
+        return True
+    table = bytearray(range(256))
+    for byte in b"123456789xX":
+        table[byte] = ord("1")
+    table[ord(border)] = ord("\n")
+    squeezed = b"\n" + block.translate(bytes(table), bytes(set(b' \t+-"') - set(border)))
+    return b"\n00" in squeezed or b"\n01" in squeezed
 
 
 def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimiter: str = ",") -> int:
@@ -258,10 +357,7 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
             columns = [_text(pa, name, batch.column(name)) for name in batch.schema.names]
             options = csv.WriteOptions(include_header=names is None, delimiter=delimiter)
             names = batch.schema.names
-            try:
-                csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), stream, options)
-            except pa.ArrowNotImplementedError as error:
-                raise ValueError(f"write_csv: a column cannot be written: {error}") from None
+            csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), stream, options)
             rows += batch.num_rows
         if names is None:
             raise ValueError("write_csv: batches must have at least one batch, got none")
@@ -274,16 +370,21 @@ def _text(pa: Any, name: str, column: Any) -> Any:
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     value = leaf(column.type)
+    inner = value.value_type if types.is_dictionary(value) else value
+    text = is_text(inner) or types.is_fixed_size_binary(inner) or str(inner) in ("string_view", "binary_view")
+    # Others would be read back as text, or as numbers: a decimal as a float, a duration as an integer.
+    if not (text or is_number(inner) or types.is_null(inner)):
+        raise ValueError(
+            f"write_csv: column {name!r} must hold numbers, strings or lists of them, got {inner}: cast it first"
+        )
     try:
         if column.type != value:
             depth = column.type.value_type
             if depth != value:
                 raise ValueError(f"write_csv: column {name!r} must not hold lists of lists, got {column.type}")
             column = _joined(pa, name, column)
-        elif types.is_binary(value) or types.is_large_binary(value):
-            column = column.cast(pa.string() if types.is_binary(value) else pa.large_string())
-        elif types.is_nested(value):
-            raise ValueError(f"write_csv: column {name!r} must hold numbers, strings or lists of them, got {value}")
+        elif text and not types.is_string(value):
+            column = column.cast(pa.large_string())
     except pa.ArrowException as error:
         raise ValueError(f"write_csv: column {name!r} of {column.type} cannot be written: {error}") from None
     if types.is_string(column.type) or types.is_large_string(column.type):

@@ -13,6 +13,7 @@ from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_block
 from ._ratings import read_ratings as read_ratings
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
 from ._text import check_texts, open_text, plain_suffix, write_text
+from ._types import is_number
 from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
@@ -138,6 +139,9 @@ def write_movielens(
 def _field(pa: Any, form: Layout, batch: Any, name: str, rows: int) -> Any:
     """Return a column as strings, or raise ``ValueError`` for a value that the layout cannot hold."""
     compute, column = pa.compute, batch.column(name)
+    if not (is_number(column.type) or pa.types.is_decimal(column.type) or pa.types.is_null(column.type)):
+        # A cast would make numbers of times, in whatever unit, and of text such as 007.
+        raise ValueError(f"write_movielens: column {name!r} must hold numbers, got {column.type}: cast it first")
     whole = name != "rating" or not form.fractional
     try:
         if whole:

@@ -37,7 +37,8 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
         batch: columns of numbers, booleans, strings or binaries; lists and fixed-size lists of these.
         fill: the number that replaces nulls, or a mapping from column names to numbers. Without one, a null float is
             NaN and a null integer or boolean is an error. NaN for a column of integers makes it a column of float32,
-            whether or not it has nulls. A null in place of a whole list is an empty row.
+            whether or not it has nulls; integers beyond 2^24, from where on float32 rounds, are errors. A null in place
+            of a whole list is an empty row.
         integers: the dtype into which all integers are copied. Default None: each column keeps its own.
 
     Returns:
@@ -172,17 +173,21 @@ class _Reader:
     def cast(self, rows: Tensor, array: Any) -> Tensor:
         """Return the array's integers in ``self.integers``, or in float32 where NaN replaces nulls."""
         if isinstance(self.fill, float) and math.isnan(self.fill):
-            return rows.to(torch.float32)
-        if self.integers is None or self.integers == rows.dtype:
+            wanted, least, most = torch.float32, -(1 << 24), 1 << 24
+            way = ", which would round it: cast the column, or give a fill that is an integer"
+        elif self.integers is None or self.integers == rows.dtype:
             return rows
-        wanted, given = torch.iinfo(self.integers), torch.iinfo(rows.dtype)
-        if given.min < wanted.min or given.max > wanted.max:
+        else:
+            wanted, way = self.integers, ""
+            least, most = torch.iinfo(wanted).min, torch.iinfo(wanted).max
+        given = torch.iinfo(rows.dtype)
+        if given.min < least or given.max > most:
             bounds = self.pa.compute.min_max(array).as_py()
             for value in (bounds["min"], bounds["max"]):
-                if value is not None and not wanted.min <= value <= wanted.max:
+                if value is not None and not least <= value <= most:
                     place = self.place(self.pa.compute.index(array, value).as_py())
-                    raise ValueError(f"to_tensors: column {self.name!r} has {value} at {place}, not {self.integers}")
-        return rows.to(self.integers)
+                    raise ValueError(f"to_tensors: column {self.name!r} has {value} at {place}, not {wanted}{way}")
+        return rows.to(wanted)
 
     def place(self, i: int) -> str:
         return f"{self.unit} {i // self.values_each}"
@@ -261,12 +266,17 @@ def _array(pa: Any, name: str, column: Any) -> Any:
         return column.combine_chunks()
     if isinstance(column, pa.Array):
         return column
+    if isinstance(column, np.ma.MaskedArray):
+        raise TypeError(f"to_record_batch: column {name!r} must have no mask: give pa.array(values, mask=...)")
     if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
         return _numbers(pa, name, _from_numpy(name, column))
     if isinstance(column, (np.ndarray, list, tuple)):
         try:
-            return pa.array(column.tolist() if isinstance(column, np.ndarray) else column)
-        except (pa.ArrowException, TypeError) as error:
+            # Dates and times keep their unit, which numpy's tolist() drops.
+            if isinstance(column, np.ndarray) and column.dtype.kind not in "mM":
+                column = column.tolist()
+            return pa.array(column)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
             raise ValueError(f"to_record_batch: column {name!r} cannot be made an Arrow array: {error}") from None
     raise TypeError(
         f"to_record_batch: column {name!r} must be a tensor, a JaggedTensor, a numpy or pyarrow array or a list, got "
