@@ -38,6 +38,23 @@ def test_damaged_parquet_names_the_row_group(tmp_path):
         list(read_parquet(path))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (b"\x19\x18\x01x\x15\x02", b"\x19\x18\x01x\x15\x06", "byte 4: row group 0 cannot be read by pyarrow: .*LZO"),
+        (b"PAR1", b"PARE", "footer, which ends here, cannot be read by pyarrow: .*encrypted"),
+    ],
+)
+def test_what_pyarrow_lacks_is_no_damage(old, new, text, tmp_path):
+    """Name the cause of files that are whole: the codec of the only column is made another, or the footer encrypted."""
+    pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "f", compression="snappy")
+    data = (tmp_path / "f").read_bytes()
+    at = data.rindex(old)
+    (tmp_path / "f").write_bytes(data[:at] + new + data[at + len(old) :])
+    with pytest.raises(DataError, match=text):
+        list(read_parquet(tmp_path / "f"))
+
+
 def test_files_that_differ_in_what_they_say_of_nulls(tmp_path):
     """Join files that differ in nullability, metadata and names of list items, as files of Spark do."""
     kinds = {"id": pa.int64(), "seen": pa.list_(pa.int64()), "pair": pa.list_(pa.int64(), 2)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # The longest string and list that the footer may hold: a damaged one may claim any length.
 _LARGEST_STRING, _LARGEST_LIST = 1 << 26, 1 << 22
+# What pyarrow says of files that may be whole, and that it cannot read.
+_LACKS = re.compile(r"not (yet )?(implemented|support)|unsupported|crypt", re.IGNORECASE)
 
 
 def read_parquet(
@@ -38,8 +41,8 @@ def read_parquet(
     Raises:
         ImportError: without pyarrow.
         ValueError: an unknown column.
-        DataError: a damaged file, with the byte where the row group begins, or a file with other columns than the
-            first.
+        DataError: a damaged file, or one that pyarrow does not support, with the byte where the row group begins; a
+            file with other columns than the first.
         OSError: a file that cannot be opened.
 
     Example:
@@ -93,8 +96,13 @@ def _open(path: PathLike, opened: Any) -> Any:
             thrift_container_size_limit=_LARGEST_LIST,
         )
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        size = opened.size()
-        raise DataError(path, max(0, size - 8), f"Parquet's footer, which ends here, is damaged: {error}") from error
+        raise _error(path, max(0, opened.size() - 8), "Parquet's footer, which ends here,", error) from error
+
+
+def _error(path: PathLike, offset: int, part: str, error: Exception) -> DataError:
+    """Return the error for a part of a file that pyarrow did not read: only pyarrow's text tells why."""
+    lacks = isinstance(error, arrow("read_parquet").ArrowNotImplementedError) or _LACKS.search(str(error))
+    return DataError(path, offset, f"{part} {'cannot be read by pyarrow' if lacks else 'is damaged'}: {error}")
 
 
 def _schema(path: PathLike, file: Any) -> Any:
@@ -114,7 +122,7 @@ def _read_group(path: PathLike, file: Any, group: int, names: list[str], batch_s
             batch.validate(full=True)
             yield batch
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-        raise DataError(path, _group_offset(file, group), f"row group {group} is damaged: {error}") from error
+        raise _error(path, _group_offset(file, group), f"row group {group}", error) from error
 
 
 def _group_offset(file: Any, group: int) -> int:
