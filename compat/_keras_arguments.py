@@ -53,6 +53,8 @@ def read_lines(file: Path) -> list[bytes]:
     if not file.exists():
         raise ValueError(f"vocabulary must be a file that exists, or tokens, got {str(file)!r}")
     lines = lines_of(file)
+    if not lines:
+        raise ValueError(f"vocabulary file {file} must hold a token, got none")
     if b"" in lines:
         raise ValueError(f"vocabulary file {file} must have no empty line, got one: line {lines.index(b'') + 1}")
     return lines

@@ -146,6 +146,8 @@ class IndexLookup(Layer):
         head = [None if token is None else self._token(token, "mask_token and oov_token") for token in special]
         has_special = head == words[: len(head)]
         tokens = words[len(head) :] if has_special else words
+        if not tokens:
+            raise ValueError(f"vocabulary must hold a token that is not special, got {given!r}")
         self._check_tokens(tokens)
         self._set_tokens(tokens)
         if idf_weights is not None:

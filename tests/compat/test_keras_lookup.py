@@ -128,6 +128,32 @@ def test_a_file_is_read_as_tensorflow_reads_it(tmp_path: Any) -> None:
         ours.StringLookup(vocabulary=str(file), output_mode="tf_idf", idf_weights=[1.0])
 
 
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("name", "special", "token"),
+    [("StringLookup", ["[UNK]"], "a"), ("IntegerLookup", [-1], 7)],
+    ids=["string", "integer"],
+)
+def test_a_vocabulary_without_tokens_is_refused(
+    name: str, special: list[Any], token: Any, keras: Any, tensorflow: Any, tmp_path: Any
+) -> None:
+    errors = tensorflow.errors
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "one").write_text(str(token))
+    for vocabulary, text in (
+        (str(tmp_path / "empty"), "vocabulary file .*empty must hold a token, got none"),
+        ([], "vocabulary must not be empty"),
+        (special, "vocabulary must hold a token that is not special, got"),
+    ):
+        with pytest.raises((ValueError, errors.InvalidArgumentError, errors.OutOfRangeError)):
+            getattr(keras.layers, name)(vocabulary=vocabulary)
+        with pytest.raises(ValueError, match=text):
+            getattr(ours, name)(vocabulary=vocabulary)
+    for vocabulary in (str(tmp_path / "one"), [token], [*special, token]):
+        found = [getattr(layers, name)(vocabulary=vocabulary).vocabulary_size() for layers in (keras.layers, ours)]
+        assert found == [2, 2]
+
+
 def test_what_adapt_found_is_state() -> None:
     layer = ours.StringLookup(output_mode="tf_idf")
     layer.adapt([[b"a", b"\xff"], [b"a", b"b"]])
