@@ -12,9 +12,10 @@ import torch
 from cuda_cases import sync_debug_mode
 from features.cases import IDENTITY, assert_same, rows_of
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchsparse_rec import features
-from torchsparse_rec.features import FeatureTransform
+from torchsparse_rec.features import FeatureTransform, _categorical
 from torchsparse_rec.features.raw import Raw
 from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingCollection
 
@@ -423,3 +424,66 @@ def test_ids_outside_an_identity_column_get_its_default() -> None:
     transform = FeatureTransform([features.indicator_column(column)])
     dense = transform({"user": torch.tensor([0, 9, 10, 11])}).dense
     assert dense.argmax(1).tolist() == [0, 9, 3, 3]
+
+
+# ---- Vocabularies ---------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements that an operator's result has."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.most = max([self.most, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_vocabulary_is_encoded_once(numbers, tmp_path, monkeypatch):
+    """Count the words that are encoded or read for a batch: none; and no operator's result has as many elements."""
+    counts = {"encoded": 0, "lines_of": 0, "integer_of": 0}
+
+    def counted(name):
+        function = getattr(_categorical, name)
+
+        def call(x):
+            counts[name] += 1
+            return function(x)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(_categorical, name, counted(name))
+    words = [7 * k if numbers else f"w{k}" for k in range(999)]
+    (tmp_path / "words").write_text("\n".join(map(str, words)))
+    plain = features.categorical_column_with_vocabulary_list("a", words)
+    filed = features.categorical_column_with_vocabulary_file(
+        "b", tmp_path / "words", dtype="int64" if numbers else "string", num_oov_buckets=3
+    )
+    steps = features.sequence_categorical_column_with_vocabulary_list("c", words)
+    columns = [
+        features.embedding_column(plain, 2),
+        features.embedding_column(features.weighted_categorical_column(filed, "w"), 2),
+        features.embedding_column(features.crossed_column([plain, "b"], 50), 2),
+        *features.shared_embeddings([steps, features.categorical_column_with_vocabulary_list("d", words)], 2),
+    ]
+    transform = FeatureTransform(columns, [plain, filed])
+    assert counts["lines_of"] and bool(counts["integer_of"]) == numbers and bool(counts["encoded"]) != numbers
+    before = dict(counts)
+    batch = {
+        "a": words[:2],
+        "b": [words[5], words[9]],
+        "c": [[words[4], words[2]], []],
+        "d": words[8:6:-1],
+        "w": [1, 2],
+    }
+    largest = Largest()
+    with largest:
+        made = [transform(batch) for _ in range(3)]
+    for call in ("embedding_bag_configs", "weighted_embedding_bag_configs", "embedding_configs", "linear_bag_configs"):
+        assert getattr(transform, call)()
+    assert counts == before and largest.most < 100
+    assert rows_of(made[2].sequence, "c") == [[4, 2], []] and rows_of(made[2].sequence, "d") == [[8], [7]]

@@ -127,16 +127,19 @@ class VocabularyListCategoricalColumn(VocabularyColumn):
 
     def words(self) -> list[bytes] | list[int]:
         """Return the vocabulary in order, strings as bytes."""
+        return [encoded(x) if isinstance(x, str) else x for x in self._listed()]  # type: ignore[return-value]
+
+    def _listed(self) -> tuple[str | int, ...]:
         if self.vocabulary_list is None:
             raise ValueError(
                 f"column {self.key!r}: vocabulary_list must be given, or found by adapt(), before it is used"
             )
-        return [encoded(x) if isinstance(x, str) else x for x in self.vocabulary_list]  # type: ignore[return-value]
+        return self.vocabulary_list
 
     @property
     def num_buckets(self) -> int:
         """The size of the vocabulary plus ``num_oov_buckets``."""
-        return len(self.words()) + self.num_oov_buckets
+        return len(self._listed()) + self.num_oov_buckets
 
     @property
     def needs_adapt(self) -> bool:

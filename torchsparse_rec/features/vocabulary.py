@@ -75,7 +75,8 @@ class Vocabulary(torch.nn.Module):
     def _equal(self, values: Strings, places: Tensor) -> Tensor:
         """Return a mask of the values that equal the word at their place, byte by byte."""
         starts, lengths = values.offsets[:-1], values.lengths()
-        their_starts, their_lengths = self.bounds[:-1][places], self.bounds.diff()[places]
+        their_starts = self.bounds[places]
+        their_lengths = self.bounds[places + 1] - their_starts
         same = lengths == their_lengths
         compared = torch.where(same, lengths, 0)
         offsets = torch.nn.functional.pad(compared.cumsum(0), (1, 0))
