@@ -66,9 +66,14 @@ def test_files_and_shared_embeddings_travel(tensorflow, tmp_path):
         pair = [tensorflow.feature_column.categorical_column_with_identity(key, 5) for key in "ab"]
         theirs = tensorflow.feature_column.shared_embeddings(pair, 3, combiner="sum")
         converted = [feature_column_to_torch(column) for column in theirs]
+        steps = tensorflow.feature_column.sequence_categorical_column_with_identity("c", 5)
+        mixed = tensorflow.feature_column.shared_embeddings([steps, pair[0]], 3)
+        converted_mixed = [feature_column_to_torch(column) for column in mixed]
     mine = [features.categorical_column_with_identity(key, 5) for key in "ab"]
     assert converted == features.shared_embeddings(mine, 3, "sum")
     assert [x.name for x in converted] == [x.name for x in theirs]
+    own = features.sequence_categorical_column_with_identity("c", 5)
+    assert converted_mixed == features.shared_embeddings([own, mine[0]], 3)
 
 
 @pytest.mark.tensorflow

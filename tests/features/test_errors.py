@@ -165,7 +165,7 @@ def test_columns_refuse(make, message):
 @pytest.mark.parametrize(
     ("columns", "batch", "message"),
     [
-        ([IDENTITY], [1], "batch must be a mapping from features to columns or a pyarrow RecordBatch, got list"),
+        ([IDENTITY], [1], "columns, such as dict(frame), or a pyarrow RecordBatch, got list"),
         ([IDENTITY], {"y": [1]}, "batch must have every feature, got none named 'x': ['y']"),
         ([WEIGHTED], {"x": [1]}, "none named 'w', which column 'x_weighted_by_w' reads: ['x']"),
         ([IDENTITY], {"x": 3}, "column 'x': must be a tensor, a numpy array"),
@@ -270,8 +270,14 @@ def test_pyarrow_columns_are_refused():
             "table 't': its columns must have the same num_buckets, got 10 and 11",
         ),
         (
-            features.shared_embeddings([IDENTITY, features.sequence_categorical_column_with_identity("y", 10)], 2),
-            "columns must be all sequences or none",
+            features.shared_embeddings(
+                [
+                    features.weighted_categorical_column(IDENTITY, "w"),
+                    features.sequence_categorical_column_with_identity("y", 10),
+                ],
+                2,
+            ),
+            "shared_embeddings 'x_weighted_by_w_y_shared_embedding': columns must not be weighted beside sequences",
         ),
     ],
 )

@@ -149,3 +149,76 @@ def test_a_sparse_row_may_end_within_a_step():
     batch = {"x": SparseTensor(indices, torch.arange(5.0), torch.tensor([2, 4]))}
     steps = transform(batch).sequence_dense["x"]
     assert steps.lengths().tolist() == [2, 1] and steps.values().tolist() == [[0, 1], [2, 3], [4, 7]]
+
+
+# ---- A table of sequences and of other columns ----------------------------------------------------------------------
+
+KINDS = {
+    "identity": ("categorical_column_with_identity", [5], [[3, -1, 4], [2, 2, 1]], [[2, -1], [-1, -1], [0, 4], [1, 1]]),
+    "words": (
+        "categorical_column_with_vocabulary_list",
+        [["a", "b", "c"]],
+        [["a", "?", "c"], ["b", "", ""]],
+        [["c", "?"], ["", ""], ["b", "b"], ["a", ""]],
+    ),
+    "hashed words": (
+        "categorical_column_with_hash_bucket",
+        [7],
+        [["a", "?", "c"], ["b", "", ""]],
+        [["c", "?"], ["", ""], ["b", "b"], ["a", ""]],
+    ),
+}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sequence_and_another_column_share_a_table_as_in_tensorflow(
+    tensorflow: Any, name: str, combiner: str
+) -> None:
+    """Look up the layout of DIN: the steps of a history, and a candidate, here of several ids, in one table."""
+    tf, (function, arguments, history, item) = tensorflow, KINDS[name]
+    history = [*history, *history]
+    batch = {"history": np.array(history), "item": np.array(item)}
+    if batch["item"].dtype.kind == "U":
+        batch = {key: np.char.encode(x).astype(object) for key, x in batch.items()}
+    v2 = importlib.import_module("tensorflow.python.feature_column.feature_column_v2")
+
+    def columns(module: Any) -> Any:
+        steps = getattr(module, f"sequence_{function}")("history", *arguments)
+        return module.shared_embeddings([steps, getattr(module, function)("item", *arguments)], 2, combiner)
+
+    transform = FeatureTransform(columns(features))
+    (config,) = transform.embedding_configs()
+    assert config.feature_names == ["history", "item"] and transform.embedding_bag_configs() == []
+    collection = filled(transform, 2)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        steps, pooled = columns(tf.feature_column)
+        cache = v2.FeatureTransformationCache({key: tf.constant(x.tolist()) for key, x in batch.items()})
+        found = steps.get_sequence_dense_tensor(cache, None), pooled.get_dense_tensor(cache, None)
+        (table,) = tf.compat.v1.global_variables()
+        session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.tables_initializer()])
+        session.run(table.assign(next(collection.parameters()).detach().numpy()[:-1]))
+        (wanted, lengths), wanted_item = session.run(found)
+    made = transform(batch)
+    rows = collection(made.sequence)
+    assert rows["history"].lengths().tolist() == lengths.tolist()
+    longest = int(lengths.max())
+    assert rows["history"].to_padded_dense().tolist() == wanted[:, :longest].tolist()
+    ours = transform.dense_features(made, sequence=rows)
+    np.testing.assert_allclose(ours.detach().numpy(), wanted_item, rtol=1e-6)
+    ours.sum().backward()  # the one table learns from both columns, and its row of zeros from none
+    assert next(collection.parameters()).grad[-1].tolist() == [0, 0]
+
+
+def test_a_column_beside_a_sequence_has_no_row_of_zeros() -> None:
+    """Refuse its ids that are too large, leave out negative ones, and ask for the rows that are to be pooled."""
+    item = features.categorical_column_with_identity("item", 5)
+    transform = FeatureTransform(features.shared_embeddings([IDENTITY, item], 2))
+    made = transform({"x": [[3, -2], []], "item": [-1, 4]})
+    assert made.sparse is None and made.sequence.keys() == ["x", "item"]
+    assert made.sequence.values().tolist() == [3, 5, 4] and made.sequence.lengths().tolist() == [2, 0, 0, 1]
+    with pytest.raises(ValueError, match="sequence must hold the result of column 'item_shared_embedding', got None"):
+        transform.dense_features(made)
+    with pytest.raises(IndexError, match=r"in \[0, 6\), got 6"):
+        EmbeddingCollection(transform.embedding_configs())(transform({"x": [[1], []], "item": [1, 5]}).sequence)

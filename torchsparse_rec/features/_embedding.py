@@ -132,8 +132,9 @@ def shared_embeddings(
     Make several columns of ids that share one table.
 
     Args:
-        categorical_columns: of one kind, perhaps weighted or sequences, with the same number of buckets. If they are
-            several, none may need ``adapt()``, which would find a different vocabulary for each.
+        categorical_columns: of one kind, some perhaps weighted or some sequences, with the same number of buckets. If
+            they are several, none may need ``adapt()``, which would find a different vocabulary for each. If one is a
+            sequence, the table is in ``embedding_configs()``, and the ids of all are in ``Features.sequence``.
         dimension: as for :func:`embedding_column`.
         combiner: as for :func:`embedding_column`.
         initializer: as for :func:`embedding_column`.

@@ -63,10 +63,16 @@ class Evaluation:
         )
 
     def steps(self, column: CategoricalColumn) -> Ids:
-        """Return the ids of a sequence, each at its step; ``num_buckets`` where a step's id is missing or negative."""
+        """
+        Return the ids of a sequence, each at its step; ``num_buckets`` where a step's id is missing or negative.
+
+        A column that is no sequence, but shares its table with one, has no steps: such ids are left out, as elsewhere.
+        """
         ids, nothing = self.ids(column), column.num_buckets
-        # An id of num_buckets is too large, and must stay so.
+        # An id of num_buckets is too large, and must stay so: it is no row of zeros.
         values = ids.values + (ids.values == nothing)
+        if not isinstance(column, SequenceCategoricalColumn):
+            return replace(ids, values=values, borrowed=False)
         if ids.prune and has_negative(values):
             values = torch.where(values < 0, nothing, values)
         return in_places(replace(ids, values=values, prune=False, borrowed=False), nothing, column.name)

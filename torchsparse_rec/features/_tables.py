@@ -22,7 +22,11 @@ class Feature(NamedTuple):
 
 
 class ColumnTables:
-    """The tables of columns, and the features that look them up, by kind: sparse, weighted, sequence."""
+    """
+    The tables of columns, and the features that look them up, by kind: sparse, weighted, sequence.
+
+    The kind of a table is that of all its features: of plain ones beside sequences, too.
+    """
 
     def __init__(
         self, columns: Sequence[Column], linear_columns: Sequence[CategoricalColumn], linear_combiner: str
@@ -74,18 +78,20 @@ class ColumnTables:
             for name, sharing in self._of_kind(kind)
         ]
 
-    def results(self, kind: str) -> dict[str, str]:
-        """Return, by embedding column, its key in the result of the collection of ``bag_configs(kind)``."""
-        configs = self.bag_configs(kind) if kind in self._kinds.values() else []
+    def results(self, kind: str) -> dict[Any, str]:
+        """Return, by embedding column that is no sequence, its key in the result of the collection of its kind."""
+        configs: list[Any] = []
+        if kind in self._kinds.values():
+            configs = self.sequence_configs() if kind == "sequence" else self.bag_configs(kind)
         names = {
             (config.name, feature): name
             for config, its in zip(configs, embedding_names_by_table(configs), strict=True)
             for feature, name in zip(config.feature_names, its, strict=True)
         }
         return {
-            x.name: names[_dotless(x.table_name), self._key_of(kind, x)]
+            x: names[_dotless(x.table_name), self._key_of(kind, x)]
             for x in self._embeddings
-            if self._kinds[x.table_name] == kind
+            if self._kinds[x.table_name] == kind and not isinstance(x.categorical_column, SequenceCategoricalColumn)
         }
 
     def _key_of(self, kind: str, embedding: Any) -> str:
@@ -170,9 +176,12 @@ def _kind(column: CategoricalColumn) -> str:
 def _kind_of(name: str, sharing: list[Any]) -> str:
     """Return the kind of a table's ids, which is one for all its columns, since a table is in one collection."""
     kinds = {_kind(x.categorical_column) for x in sharing}
-    if "sequence" in kinds and len(kinds) > 1:
-        raise ValueError(f"shared_embeddings {name!r}: columns must be all sequences or none, got both")
-    return "weighted" if "weighted" in kinds else kinds.pop()
+    if {"sequence", "weighted"} <= kinds:
+        raise ValueError(
+            f"shared_embeddings {name!r}: columns must not be weighted beside sequences, whose ids have no weights: "
+            "share the column without weights, and multiply its rows by them"
+        )
+    return next(kind for kind in ("sequence", "weighted", "sparse") if kind in kinds)
 
 
 def _drops(column: CategoricalColumn, combiner: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
 from ..typing import Combiner
@@ -23,6 +24,8 @@ from .inputs import Batch
 
 __all__ = ["FeatureTransform", "Features"]
 
+_POOL = {"sum": ops.segment_sum, "mean": ops.segment_mean, "sqrtn": ops.segment_sqrt_n}
+
 
 class Features(NamedTuple):
     """
@@ -34,7 +37,8 @@ class Features(NamedTuple):
         weighted: ids with weights, for an :class:`EmbeddingBagCollection` of ``weighted_embedding_bag_configs()`` with
             ``is_weighted=True``.
         sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``. A step without an id has the
-            column's number of buckets as id, which is the last row, of zeros, in these tables.
+            column's number of buckets as id, which is the last row, of zeros, in these tables. Here are also the ids of
+            columns that are no sequences, but share a table with one.
         sequence_dense: by column, the numbers of ``sequence_numeric_column`` and of indicators of sequences.
 
     Example:
@@ -228,7 +232,11 @@ class FeatureTransform(torch.nn.Module):
         return found
 
     def dense_features(
-        self, features: Features, pooled: KeyedTensor | None = None, weighted: KeyedTensor | None = None
+        self,
+        features: Features,
+        pooled: KeyedTensor | None = None,
+        weighted: KeyedTensor | None = None,
+        sequence: Mapping[str, JaggedTensor] | None = None,
     ) -> Tensor:
         """
         Put dense columns and looked-up embeddings side by side, all sorted by their columns' names.
@@ -237,6 +245,8 @@ class FeatureTransform(torch.nn.Module):
             features: the module's result for a batch.
             pooled: the result of the collection of ``embedding_bag_configs()`` for ``features.sparse``.
             weighted: the result of the collection of ``weighted_embedding_bag_configs()`` for ``features.weighted``.
+            sequence: the result of the collection of ``embedding_configs()`` for ``features.sequence``, of which the
+                columns that are no sequences are pooled by their combiners.
 
         Returns:
             ``[B, D]``, without sequences.
@@ -260,11 +270,20 @@ class FeatureTransform(torch.nn.Module):
         parts: dict[str, Tensor] = {}
         if features.dense is not None:
             parts = {name: features.dense[:, where] for name, where in self.dense_slices().items()}
-        for argument, kind, made in (("pooled", "sparse", pooled), ("weighted", "weighted", weighted)):
+        for argument, kind, made in (
+            ("pooled", "sparse", pooled),
+            ("weighted", "weighted", weighted),
+            ("sequence", "sequence", sequence),
+        ):
             for column, result in self._tables.results(kind).items():
                 if made is None:
-                    raise ValueError(f"dense_features: {argument} must hold the result of column {column!r}, got None")
-                parts[column] = made[result]
+                    raise ValueError(
+                        f"dense_features: {argument} must hold the result of column {column.name!r}, got None"
+                    )
+                found: Any = made[result]
+                if kind == "sequence":
+                    found = _POOL[column.combiner](found.values(), offsets=found.offsets())
+                parts[column.name] = found
         if not parts:
             raise ValueError("dense_features: there must be a column that is no sequence, got none")
         return torch.cat([parts[name] for name in sorted(parts)], 1)
