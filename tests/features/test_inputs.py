@@ -247,3 +247,80 @@ def test_views_of_lists_and_runs_of_equal_values():
     runs = pa.RunEndEncodedArray.from_arrays([2, 3, 4], pa.array([5, None, 6]))
     assert ids_of(IDENTITY, runs) == [[5], [5], [], [6]]
     assert ids_of(IDENTITY, runs[1:]) == [[5], [], [6]]
+
+
+# ---- Arrays of other libraries --------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """An array that knows one protocol only, with an attribute of numpy's that says nothing of nulls."""
+
+    def __init__(self, protocol, array):
+        self.protocol, self.array = protocol, array
+
+    def __getattr__(self, name):
+        if name != self.protocol:
+            raise AttributeError(name)
+        return {
+            "__array__": lambda: self.array.to_numpy(zero_copy_only=False),
+            "__arrow_array__": lambda type=None: self.array,
+            "__arrow_c_array__": lambda schema=None: self.array.__arrow_c_array__(schema),
+            "__arrow_c_stream__": lambda schema=None: pyarrow_chunks(self.array).__arrow_c_stream__(schema),
+        }[name]
+
+
+def pyarrow_chunks(array):
+    import pyarrow as pa
+
+    return pa.chunked_array([array.slice(0, 1), array.slice(1)])
+
+
+@pytest.mark.parametrize("protocol", ["__array__", "__arrow_array__", "__arrow_c_array__", "__arrow_c_stream__"])
+def test_arrays_of_other_libraries(protocol):
+    pa = pytest.importorskip("pyarrow")
+    assert ids_of(WORDS, Foreign(protocol, pa.array(["a", None, "c"]))) == ids_of(WORDS, ["a", None, "c"])
+    assert ids_of(IDENTITY, Foreign(protocol, pa.array([3, 5, 7]))) == [[3], [5], [7]]
+    if protocol != "__array__":  # numpy makes floats of integers with nulls
+        assert ids_of(IDENTITY, Foreign(protocol, pa.array([3, None, 7]))) == [[3], [], [7]]
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (object(), "must be a tensor, a numpy array .* got object"),
+        (Foreign("__array__", None), "Foreign cannot be read as an array: 'NoneType' object has no attribute"),
+        (np.float32(1.0), r"an array must have shape \[B\] or \[B, k\], got \[\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_array_names_the_column(x, text):
+    with pytest.raises(ValueError, match=f"column 'x': {text}"):
+        ids_of(IDENTITY, x)
+
+
+@pytest.mark.tensorflow
+def test_tensors_of_tensorflow(tensorflow):
+    tf = tensorflow
+    assert (
+        ids_of(IDENTITY, tf.constant([3, -1, 7])) == ids_of(IDENTITY, tf.constant([[3], [-1], [7]])) == [[3], [], [7]]
+    )
+    assert ids_of(WORDS, tf.constant(["a", "", "c"])) == ids_of(WORDS, ["a", None, "c"])
+    assert ids_of(IDENTITY, tf.ragged.constant([[3], [], [7, 4]])) == [[3], [], [7, 4]]
+    assert ids_of(WORDS, tf.ragged.constant([["a", "c"], []])) == ids_of(WORDS, [["a", "c"], []])
+    sparse = tf.SparseTensor([[0, 0], [2, 0], [2, 3]], [3, 7, 4], [3, 4])
+    assert ids_of(IDENTITY, sparse) == [[3], [], [7, 4]]
+    numbers = FeatureTransform([features.numeric_column("x", 2)])({"x": tf.constant([[1.0, 2.0]])})
+    assert numbers.dense.tolist() == [[1.0, 2.0]]
+    wrong = [
+        tf.SparseTensor([[3, 0]], [3], [3, 4]),
+        tf.ragged.constant([[[1]], []]),
+        tf.constant([1.0], tf.bfloat16),
+        tf.constant("a"),
+        tf.IndexedSlices(tf.constant([1]), tf.constant([0])),
+    ]
+    for x in wrong:
+        with pytest.raises(ValueError, match="column 'x': "):
+            ids_of(IDENTITY, x)
+    graph = tf.function(lambda x: ids_of(IDENTITY, x), autograph=False)
+    with pytest.raises(ValueError, match="column 'x': SymbolicTensor cannot be read as an array"):
+        graph(tf.constant([1]))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._extras import extra_module
 from ..jagged import JaggedTensor
 from ..ops.jagged import lengths_to_offsets, nested_to_jagged, row_ids_to_offsets
 from ._arrow import is_arrow, raw_of_arrow
@@ -19,7 +20,7 @@ from .raw import Raw, Strings
 
 _FORMS = (
     "a tensor, a numpy array or a list of [B] or [B, k], a list of lists, a JaggedTensor, a torch.nested jagged "
-    "tensor, (values, offsets), a SparseTensor, a RaggedTensor, or a pyarrow array"
+    "tensor, (values, offsets), a SparseTensor, a RaggedTensor, a pyarrow array, or an array of another library"
 )
 
 
@@ -33,8 +34,8 @@ class Batch:
             self._columns = {name: batch.column(k) for k, name in enumerate(batch.schema.names)}
         else:
             raise ValueError(
-                f"FeatureTransform: batch must be a mapping from features to columns or a pyarrow RecordBatch, got "
-                f"{type(batch).__name__}"
+                "FeatureTransform: batch must be a mapping from features to columns, such as dict(frame), or a pyarrow "
+                f"RecordBatch, got {type(batch).__name__}"
             )
         self._device = device
         self._raw: dict[str, Raw] = {}
@@ -90,7 +91,24 @@ def read_raw(x: Any, name: str) -> Raw:
     if all(hasattr(x, part) for part in ("indices", "values", "dense_shape")):
         return _of_sparse(x, name)
     if hasattr(x, "row_splits") and hasattr(x, "values"):
-        return _of_offsets(x.values, x.row_splits, name)
+        return _of_offsets(x.values, _own(x.row_splits, name), name)
+    return read_raw(_own(x, name), name)
+
+
+def _own(x: Any, name: str) -> Any:
+    """Return another library's array as a numpy or pyarrow array, first by Arrow's protocols, which know nulls."""
+    if isinstance(x, (Tensor, np.ndarray)):
+        return x
+    is_numpy = isinstance(getattr(x, "dtype", None), np.dtype) and x.dtype.kind in "biuf"
+    try:
+        if not is_numpy and any(hasattr(x, form) for form in ("__arrow_c_array__", "__arrow_array__")):
+            return extra_module("pyarrow", "arrow", "FeatureTransform").array(x)
+        if not is_numpy and hasattr(x, "__arrow_c_stream__"):
+            return extra_module("pyarrow", "arrow", "FeatureTransform").chunked_array(x)
+        if hasattr(x, "__array__"):
+            return np.asarray(x.__array__())  # numpy itself would pass arguments that few accept
+    except Exception as error:
+        raise ValueError(f"column {name!r}: {type(x).__name__} cannot be read as an array: {error}") from error
     raise ValueError(f"column {name!r}: must be {_FORMS}, got {type(x).__name__}")
 
 
@@ -138,8 +156,9 @@ def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
 
 
 def _of_sparse(x: Any, name: str) -> Raw:
-    """Convert a ``compat.tensorflow.SparseTensor`` to rows; if rows have holes, note each value's place."""
-    indices, shape = x.indices, x.dense_shape.tolist()
+    """Convert a SparseTensor, TensorFlow's or compat's, to rows; if rows have holes, note each value's place."""
+    given, shape = _own(x.indices, name), _own(x.dense_shape, name).tolist()
+    indices = given = _native(given) if isinstance(given, np.ndarray) else given
     if len(shape) == 3 and 1 in shape[1:]:
         indices = indices[:, [0, 2 if shape[1] == 1 else 1]]
     elif len(shape) != 2:
@@ -153,7 +172,7 @@ def _of_sparse(x: Any, name: str) -> Raw:
         place = int(wrong[0])
         raise ValueError(
             f"column {name!r}: indices must be in rows [0, {shape[0]}) and not negative, got "
-            f"{x.indices[place].tolist()} at position {place}"
+            f"{given[place].tolist()} at position {place}"
         )
     if bool((rows.diff() < 0).any()):
         raise ValueError(f"column {name!r}: indices must be sorted by row, got rows {repr(rows.tolist()):.200}")
