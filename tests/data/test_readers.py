@@ -58,6 +58,13 @@ def test_files_that_are_no_plain_text_are_named(read, data, what, tmp_path):
             list(read(tmp_path / name))
 
 
+@pytest.mark.parametrize(("suffix", "kind"), [(".gz", "gzip"), (".bz2", "bz2"), (".zst", "zstd")])
+def test_plain_text_under_the_name_of_a_compression_is_named(suffix, kind, tmp_path):
+    (tmp_path / f"a.csv{suffix}").write_bytes(TEXT)
+    with pytest.raises(DataError, match=f"line 1: the file is damaged, or not compressed by {kind}: "):
+        list(read_csv(tmp_path / f"a.csv{suffix}"))
+
+
 def test_text_that_begins_like_another_file_is_text(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfBZh,PK\n7,1\n")
     (tmp_path / "b.csv").write_bytes(b"BZh1,PK\n7,1\n")

@@ -9,6 +9,7 @@ from features.cases import HASHED, HASHED_INTEGERS, IDENTITY, WORDS, ids_of, row
 
 from torchsparse_rec import JaggedTensor, features, ops
 from torchsparse_rec.features import FeatureTransform
+from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingBagConfig
 
 # ---- Forms of input -------------------------------------------------------------------------------------------------
 
@@ -216,6 +217,19 @@ def test_unsigned_numbers_beyond_int64_are_hashed_as_they_are_and_wrapped_by_voc
     assert ids_of(HASHED_INTEGERS, large) == [[text[0]], [text[2]]]
     words = features.categorical_column_with_vocabulary_list("x", [1, 7], num_oov_buckets=1000)
     assert ids_of(words, large) == [[2 + text[1]], [1]]
+
+
+@pytest.mark.parametrize("id", [2**63, 2**64 - 1])
+def test_unsigned_ids_beyond_int64_are_too_large_and_not_negative(id):
+    x = torch.tensor([id, 7], dtype=torch.uint64)
+    two = [IDENTITY, features.categorical_column_with_identity("y", 100)]
+    for columns in ([IDENTITY], two):  # alone, and evaluated together
+        made = FeatureTransform(columns)({"x": x, "y": x})
+        assert rows_of(made.sparse, "x") == [[2**63 - 1], [7]]
+    with pytest.raises(IndexError, match=r"in \[0, 100\), got 9223372036854775807"):
+        EmbeddingBagCollection([EmbeddingBagConfig(100, 2, name="t", feature_names=["x"])])(made.sparse)
+    replaced = features.categorical_column_with_identity("x", 100, default_value=3)
+    assert ids_of(replaced, x) == [[3], [7]]
 
 
 # ---- Rarer containers -----------------------------------------------------------------------------------------------

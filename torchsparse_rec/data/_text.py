@@ -98,7 +98,9 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
         try:
             data = read(size)
         except (OSError, ValueError) as error:
-            raise line_error(path, line, f"the file is damaged from here on: {error}") from error
+            kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
+            problem = "is damaged from here on" if begun or kind is None else f"is damaged, or not compressed by {kind}"
+            raise line_error(path, line, f"the file {problem}: {error}") from error
         if not len(data):
             break
         if not begun:

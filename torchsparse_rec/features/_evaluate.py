@@ -98,6 +98,9 @@ class Evaluation:
             return oov_ids(lookup(values), values, lookup.size, column.num_oov_buckets, column.default_value)
         assert isinstance(column, IdentityCategoricalColumn) and isinstance(values, Tensor)
         ids = values.to(torch.int64)
+        if values.dtype == torch.uint64:
+            # Beyond int64 an id is too large for every table; wrapped, it would count as negative and be left out.
+            ids = torch.where(ids < 0, 2**63 - 1, ids)
         if column.default_value is None:
             return ids
         return torch.where((ids < 0) | (ids >= column.number_buckets), column.default_value, ids)
