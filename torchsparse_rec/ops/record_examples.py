@@ -6,6 +6,7 @@ Contract: csrc/record_example.h. Kernels: csrc/cpu/record_parse.cpp, csrc/cpu/re
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -308,7 +309,11 @@ def _default(column: ExampleColumn) -> tuple[Tensor, Tensor]:
         if all(isinstance(value, kinds.get(column.dtype, (int, np.integer))) for value in given):
             if column.dtype == "bytes" and column.default is not None:
                 return _strings([value.encode() if isinstance(value, str) else bytes(value) for value in given])
-            return torch.tensor(given, dtype=dtype), torch.empty(0, dtype=torch.int64)
+            made = torch.tensor(given, dtype=dtype)
+            if not any(
+                math.isfinite(value) and math.isinf(kept) for value, kept in zip(given, made.tolist(), strict=True)
+            ):
+                return made, torch.empty(0, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     wanted = "strings" if column.dtype == "bytes" else f"values of {dtype}"
