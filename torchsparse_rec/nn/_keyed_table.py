@@ -328,7 +328,16 @@ class KeyedTable(GradModeMixin):
     def writing(self) -> Iterator[None]:
         """Hold the table's lock for writing: no other thread reads or writes rows inside, and none is flushed."""
         with self._lock.writing(), as_stored():
+            if self.keys.counters.is_inference() and not torch.is_inference_mode_enabled():
+                self._leave_inference_mode()
             yield
+
+    def _leave_inference_mode(self) -> None:
+        """Replace buffers made in inference mode, which no other mode may write."""
+        for module in self.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_inference():
+                    module._buffers[name] = buffer.clone()
 
     def lock_number(self) -> int:
         """Return the number of the table's lock; a thread takes several locks in ascending order."""

@@ -173,7 +173,8 @@ class FusedOwner(torch.nn.Module):
         """Drop what is kept of past lookups: the tables may be other ones, or on another device."""
         self._fused, self._last_fused, self._known_tables = {}, None, {}
         if self._may_fuse():
-            self._leaf = torch.zeros((), device=self._stored_weights()[0].device, requires_grad=True)
+            with torch.inference_mode(False):  # a leaf of inference mode has no node, and no backward reaches it
+                self._leaf = torch.zeros((), device=self._stored_weights()[0].device, requires_grad=True)
 
     def _end_fused(self) -> None:
         """Undo :meth:`_init_fused`, before the module changes its class."""

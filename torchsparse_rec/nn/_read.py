@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -123,9 +123,20 @@ def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
 
 
 def versions(weights: Sequence[Tensor]) -> list[int]:
-    """Return a number for each table, which every update changes and a flush does not."""
+    """
+    Return a number for each table, which every update changes and a flush does not.
+
+    Raises:
+        RuntimeError: a table has none, as it was made in inference mode.
+    """
     with as_stored():
-        return [version_of(weight) + _is_to_be_written(table_of(weight)) for weight in weights]
+        if not any(weight.is_inference() for weight in weights):
+            with suppress(RuntimeError):  # the weight is one no longer, but torch counts no versions of it either
+                return [version_of(weight) + _is_to_be_written(table_of(weight)) for weight in weights]
+    raise RuntimeError(
+        "the gradient of per_sample_weights needs a weight that was made outside torch.inference_mode(): replace it by "
+        "torch.nn.Parameter(weight.clone()), or make or load the module under torch.no_grad()"
+    )
 
 
 def _is_to_be_written(table: Table) -> bool:

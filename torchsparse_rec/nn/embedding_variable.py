@@ -109,7 +109,7 @@ class EmbeddingVariable(KeyedCheckpoints):
     def _look_up_here(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
         """Return the rows of keys ``[N]``, of which this process has all; see :meth:`rows_of`."""
         if self.training:
-            with self._lock.writing():
+            with self.writing():
                 rows = self.rows_of(ids, occurrences)
             kind = self._gradient_kind(self._stored_weight(), len(ids))  # which may write the table
             with self._lock.reading():

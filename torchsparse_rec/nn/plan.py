@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._reduction import MAX
 from .._torch import below_autograd
+from ..ops._in_place import tell_autograd
 
 if TYPE_CHECKING:
     from ..tables.gradients import StepGroup
@@ -221,7 +222,7 @@ class Plan(NamedTuple):
                 group.whole,
             )
         # Below autograd an operator does not count a version.
-        torch.autograd.graph.increment_version(group.parameters)
+        tell_autograd(group.parameters)
 
     def weights_gradient(
         self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, missed: Missed = NOTHING_MISSED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -32,5 +33,11 @@ def refuse_gradients(tensors: Sequence[Tensor]) -> None:
 
 def tell_autograd(written: Sequence[Tensor]) -> None:
     """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    try:
         torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+    except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
+        for x in written:
+            with suppress(RuntimeError):
+                torch.autograd.graph.increment_version(x)

@@ -402,7 +402,8 @@ class RowOptimizer(InBackward):
                 state.setdefault("step", torch.tensor(0.0))
             else:
                 clock.step = self._steps_taken(state)
-            table.rows.states = [self._state_of(parameter, name, state) for name in kind.states]
+            with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, no other mode may write
+                table.rows.states = [self._state_of(parameter, name, state) for name in kind.states]
         clock.start(kind, hyperparameters)
 
     def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:

@@ -108,6 +108,7 @@ class Clock:
         self._share_steps()
         note_change()
 
+    @torch.inference_mode(False)  # what inference mode makes, no other mode may write
     def _share_steps(self) -> None:
         # Each table's state["step"] is a view of self.steps: one write a step counts for all of them.
         all_rows = [rows for table in self.tables() if (rows := table.rows) is not None and "step" in rows.state]

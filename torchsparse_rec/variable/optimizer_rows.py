@@ -252,6 +252,7 @@ def flush_rows(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_
     )
 
 
+@torch.inference_mode(False)  # a table may grow in inference mode, and be trained after it
 def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """
     Return zeros; on the host, memory pages that the system allocates only when they are first written.
