@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from nn.cases import squares, train_step
 from nn.exported import IDS, KINDS, MODES, trained
 from torch import Tensor
 
-from torchsparse_rec import nn
+from torchsparse_rec import KeyedJaggedTensor, nn, optim
+from torchsparse_rec.variable import EmbeddingVariableOption
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -55,6 +57,101 @@ def test_what_a_table_that_grows_must_be() -> None:
         torch.export.export(model.eval(), (IDS,))
     optimizer.flush()
     assert torch.equal(torch.export.export(model, (IDS,)).module()(IDS), model(IDS))
+
+
+class Growing(torch.nn.Module):
+    """A collection of a table that grows, with two features, and of one that does not; or ``lookup_sparse`` of such."""
+
+    def __init__(self, kind: str, grad_mode: str | None, max_norm: float | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        config = nn.EmbeddingConfig if kind == "rows" else nn.EmbeddingBagConfig
+        of, grows = {"num_embeddings": 20, "max_norm": max_norm}, {"ev_option": EmbeddingVariableOption()}
+        tables = [
+            config(name="grows", embedding_dim=3, feature_names=["a", "b"], **of, **grows),
+            config(name="fixed", embedding_dim=2, feature_names=["b"], **of),
+        ]
+        if kind == "lookup_sparse":
+            fixed = nn.EmbeddingBag(20, 2, grad_mode=grad_mode)
+            self.tables = torch.nn.ModuleList([nn.EmbeddingVariable(3, name="grows", grad_mode=grad_mode), fixed])
+        else:
+            of_kind = nn.EmbeddingCollection if kind == "rows" else nn.EmbeddingBagCollection
+            self.tables = of_kind(tables, grad_mode=grad_mode)
+        self.kind = kind
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return all rows of ids, ``[B, L]`` each, in one row."""
+        if self.kind == "lookup_sparse":
+            grows, fixed = self.tables
+            return torch.cat(nn.lookup_sparse([grows, grows, fixed], [a, b, b], ["sum", "mean", "sum"]), 1).reshape(-1)
+        found = self.tables({"a": a, "b": b})
+        rows = found.values() if self.kind == "rows" else [found.values()]
+        return torch.cat([(x if isinstance(x, Tensor) else x.values()).reshape(-1) for x in rows])
+
+
+OTHERS = torch.tensor([[4, 0], [3, 11]])
+
+
+def grown(kind: str, grad_mode: str | None, max_norm: float | None = None) -> tuple[Growing, optim.Adam]:
+    model = Growing(kind, grad_mode, max_norm)
+    optimizer = optim.Adam(model.parameters(), lr=0.1, in_backward=True)
+    for k in range(3):
+        train_step(optimizer, squares, model, (IDS + k) % 20, OTHERS)
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "grad_mode", "max_norm"),
+    [(kind, mode, None) for kind in ("bags", "rows", "lookup_sparse") for mode in ("fused", None)]
+    + [("bags", "sparse", 0.3), ("rows", "auto", 0.3)],
+)
+def test_tables_that_grow_beside_others(kind: str, grad_mode: str | None, max_norm: float | None) -> None:
+    model, optimizer = grown(kind, grad_mode, max_norm)
+    with pytest.raises(
+        RuntimeError, match="'grows' cannot be exported as it is: a program cannot insert keys: call eval"
+    ):
+        torch.export.export(model, (IDS, OTHERS))
+    model.eval()
+    if grad_mode in ("fused", "sparse"):
+        with pytest.raises(RuntimeError, match="'grows' cannot be exported as it is: rows are stale: call flush"):
+            torch.export.export(model, (IDS, OTHERS))
+    optimizer.flush()
+    sizes = [{0: torch.export.Dim("B", min=1)}] * 2
+    program = torch.export.export(model, (IDS, OTHERS), dynamic_shapes=sizes)
+    for a in (IDS, torch.tensor([[0, 2**40], [2, 3], [19, 19]])):
+        assert torch.equal(program.module()(a, a % 20), model(a, a % 20))
+
+
+@pytest.mark.parametrize("kind", ["bags", "rows"])
+def test_a_program_has_jagged_features_of_any_lengths(kind: str) -> None:
+    model, optimizer = grown(kind, "sparse")
+    optimizer.flush()
+    tables = model.eval().tables
+
+    class Jagged(torch.nn.Module):
+        def forward(self, values: Tensor, lengths: Tensor) -> list[Tensor]:
+            found = tables(KeyedJaggedTensor(["a", "b"], values, lengths=lengths))
+            return [found.values()] if kind == "bags" else [x.values() for x in found.values()]
+
+    given = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([1, 0, 2, 2])
+    jagged = Jagged()
+    jagged.tables = tables
+    program = torch.export.export(jagged, given, dynamic_shapes=[{0: torch.export.Dim("N")}, {}]).module()
+    for batch in (given, (torch.tensor([1, 2, 99, 0, 3, 3]), torch.tensor([3, 0, 1, 2]))):
+        torch.testing.assert_close(program(*batch), jagged(*batch), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["bags", "rows", "lookup_sparse", "variable"])
+def test_compilers_leave_tables_that_grow_out_of_the_graph(kind: str) -> None:
+    if kind == "variable":
+        model, given = trained(kind, "fused")[0], (IDS,)
+    else:
+        model, given = grown(kind, "fused")[0], (IDS, OTHERS)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="table that grows .*: compile without fullgraph"):
+        torch.compile(model, backend="eager", fullgraph=True)(*given)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model.eval(), backend="eager")(*given), model(*given))
 
 
 _LOAD = """

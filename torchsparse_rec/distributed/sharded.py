@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
@@ -117,11 +116,6 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
-        if torch.compiler.is_exporting():
-            raise RuntimeError(
-                f"EmbeddingVariable {self.name!r} cannot be exported: it is split over ranks, and would be exported "
-                "with the keys of this one"
-            )
         with self._shards.told(self.training, input) as given:
             return super().forward(*given)
 

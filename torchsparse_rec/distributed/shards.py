@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._torch import as_stored
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys
@@ -26,7 +27,9 @@ from .tables import Table, check_columns, digest, lookups_of
 
 __all__ = ["NO_GRAPH", "Shards", "columns"]
 
-NO_GRAPH = "a lookup in tables of several ranks cannot be part of a graph"
+NO_GRAPH = (
+    "a lookup in tables of several ranks cannot be part of a graph: compile without fullgraph, which leaves it out"
+)
 # Lookups with gradients, after each of which copies of replicated tables are compared.
 _OFTEN = 1000
 
@@ -106,7 +109,11 @@ class Shards:
 
         Yields:
             The arguments.
+
+        Raises:
+            RuntimeError: the module is being exported.
         """
+        self.refuse_export()
         if self._asks:
             yield given
             return
@@ -124,6 +131,14 @@ class Shards:
             raise
         finally:
             self._ahead = None
+
+    def refuse_export(self) -> None:
+        """Raise ``RuntimeError`` if the module is being exported."""
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                f"{self.name} cannot be exported: its tables are split over ranks, and a program would have the parts "
+                "of this one: load full_state_dict() into a model of whole tables, and export that"
+            )
 
     def ask(self, module: Any, given: tuple[Any, ...]) -> Asked:
         """
@@ -161,7 +176,8 @@ class Shards:
         weights = [table.weight for table in self.tables]
         # In eval() a table that grows has no gradient, unless it is looked up by itself.
         trained = [table for table in self.tables if not table.grows or table.child.training or table.child is module]
-        wanted = torch.is_grad_enabled() and any(table.weight.requires_grad for table in trained)
+        with as_stored():
+            wanted = torch.is_grad_enabled() and any(table.weight.requires_grad for table in trained)
         details = ["with gradients" if wanted else "without gradients"]
         if given is not None:
             details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
@@ -171,9 +187,10 @@ class Shards:
             details.append(f"{', '.join(others)} in {'eval' if training else 'train'}()")
         call, ahead = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details)), self._ahead
         if not self._asks:
-            self._check(weights)
-            if training and wanted:
-                module._check_fused()
+            with as_stored():
+                self._check(weights)
+                if training and wanted:
+                    module._check_fused()
         if ahead is None:
             names = dict(zip(places, self._features, strict=True))
             check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])

@@ -85,15 +85,7 @@ def rows_of_keys(
             continue
         pieces = [ids.indices[use.begin : use.end] for use in its]
         wanted = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        check_range("lookup: input", wanted, variable.key_dtype)
-        if variable.key_dtype == torch.int32:
-            wanted = wanted.int()
-        if variable.training:
-            with variable.writing():
-                rows = variable.rows_of(wanted)
-        else:
-            weights[table] = variable._read_here(wanted)  # type: ignore[call-overload]
-            rows = torch.arange(len(wanted), device=made.device)
+        weights[table], rows = _rows_of_one(variable, weights[table], wanted)
         for use, of_use in zip(its, rows.split([use.end - use.begin for use in its]), strict=True):
             if use.key in alone:
                 made[use.begin : use.end] = of_use
@@ -103,6 +95,19 @@ def rows_of_keys(
     if not copies:
         return plan, weights, ids._replace(indices=made)
     return plan._replace(keys=tuple(keys)), weights, _with_copies(ids, made, copies)
+
+
+def _rows_of_one(variable: EmbeddingVariable, weight: Parameter, keys: Tensor) -> tuple[Parameter, Tensor]:
+    """Return the rows of a table's keys, and the table that has them."""
+    if torch.compiler.is_exporting():  # which the table refuses in train()
+        return variable._look_up_in_program(keys), torch.arange(keys.shape[0], device=keys.device)  # type: ignore[return-value]
+    check_range("lookup: input", keys, variable.key_dtype)
+    if variable.key_dtype == torch.int32:
+        keys = keys.int()
+    if variable.training:
+        with variable.writing():
+            return weight, variable.rows_of(keys)
+    return variable._read_here(keys), torch.arange(keys.shape[0], device=keys.device)  # type: ignore[return-value]
 
 
 @torch.no_grad()
@@ -138,7 +143,7 @@ def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> I
     """Append to the ids a feature for each use, with its rows as ids."""
     bags, firsts = list(ids.bags), [0, *accumulate(ids.bags)]
     values, offsets, weights = [made], [ids.offsets], [ids.per_sample_weights]
-    total = len(made)
+    total = made.shape[0]
     for use, rows in copies:
         values.append(rows)
         bags.append(ids.bags[use.key])
@@ -147,7 +152,7 @@ def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> I
             offsets.append(its - ids.offsets[firsts[use.key]] + total)
         if ids.per_sample_weights is not None:
             weights.append(ids.per_sample_weights[use.begin : use.end])
-        total += len(rows)
+        total += rows.shape[0]
     return ids._replace(
         indices=torch.cat(values),
         offsets=None if ids.offsets is None else torch.cat(offsets),  # type: ignore[arg-type]

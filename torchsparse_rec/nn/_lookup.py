@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._reduction import POOLING
+from .._torch import untraced
 from ..jagged.checks import type_name
 from ..ops.embedding import lookup_bags, lookup_rows, padding_number, with_last_offset
 from .gradients import coalesced_mark
@@ -30,6 +32,14 @@ WHY_UNTRACED = (
     "torch.compile cannot trace sparse gradients, nor max_norm with sparse or fused gradients: use grad_mode='dense', "
     "or compile without fullgraph, which leaves this lookup out of the graph"
 )
+
+
+@untraced(
+    reason="a table that grows cannot be part of a graph: compile without fullgraph, which leaves this lookup out of it"
+)
+def growing_untraced(look_up: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a lookup in tables that grow outside of the compiled graph."""
+    return look_up(*arguments)
 
 
 NO_TORCHSCRIPT = (

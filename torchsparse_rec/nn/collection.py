@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,9 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ..tables.stale import are_trained
 from ..typing import GradMode
+from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
-from ._lookup import WHY_UNTRACED
+from ._lookup import WHY_UNTRACED, growing_untraced
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
 from ._read import look_up_stale, read
@@ -36,11 +36,6 @@ _LARGEST_NORM = 1e19
 @untraced(reason=WHY_UNTRACED)
 def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
     return collection._look_up_part(*arguments)
-
-
-@untraced(reason="a table that grows cannot be part of a graph")
-def _look_up_growing_untraced(collection: Collection, *arguments: Any) -> Tensor:
-    return collection._look_up(*arguments)
 
 
 class CollectionTable(TableOwner):
@@ -205,8 +200,8 @@ class Collection(HasGradMode):
             plan, weights = self._plan(places), self._stored_weights()
             with as_stored():
                 return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids))
-        if torch.compiler.is_compiling():
-            return _look_up_growing_untraced(self, places, ids, lengths)
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return growing_untraced(self._look_up, places, ids, lengths)  # type: ignore[no-any-return]
         assert lengths is not None
         return self._look_up_growing(self._plan(places), range(len(self._configs)), self._growing, ids, lengths)
 
@@ -223,12 +218,12 @@ class Collection(HasGradMode):
         stored = self._stored_weights()
         weights = [stored[k] for k in tables]
         plan, weights, ids = rows_of_keys(plan, weights, growing, ids, lengths, occurrences)
-        with ExitStack() as stack:
-            stack.enter_context(as_stored())
+        with as_stored():
             kinds = self._kinds(plan, weights, ids, tables)  # before the tables are locked, as it may write them
-            for table in sorted(growing.values(), key=lambda table: table.lock_number()):
-                stack.enter_context(table._lock.reading())
-            return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds, tables)
+            if torch.compiler.is_exporting():  # a program has no locks, and its sizes may be no numbers
+                return self._look_up_rows(plan, weights, ids, kinds, tables)
+            with reading(table._lock for table in growing.values()):
+                return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds, tables)
 
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
         """Return the plan for the tables' present sizes: the same object for the same sizes."""

@@ -16,10 +16,9 @@ from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows
 from ._keyed_checkpoints import KeyedCheckpoints
-from ._lookup import check_ids, look_up, nested_like
+from ._lookup import check_ids, growing_untraced, look_up, nested_like
 from ._read import TableSet, read
 from .auto import AutoChoice
-from .grad_mode import forward_untraced
 from .plan import Ids, Plan
 
 __all__ = ["EmbeddingVariable", "Export"]
@@ -89,7 +88,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         if torch.compiler.is_exporting():
             return self._look_up_in_program(input)
         if torch.compiler.is_compiling():
-            return forward_untraced(self, input)
+            return growing_untraced(self.forward, input)  # type: ignore[no-any-return]
         check_ids("EmbeddingVariable", input)
         self._refuse_tracing()
         if input.is_nested:
@@ -270,7 +269,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def takes_all(self) -> bool:
         """Say whether a lookup inserts every int64 key that has no row, without a filter or other tiers to ask."""
-        return self.training and self._training.takes_all()
+        return self.training and not torch.compiler.is_exporting() and self._training.takes_all()
 
     def _begin_lookup(self, count: int) -> TrainingRows:
         """Prepare a training lookup of ``count`` ids, and return what finds their rows."""

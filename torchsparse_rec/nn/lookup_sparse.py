@@ -18,6 +18,7 @@ from ..tables.part import Part
 from ..tables.table import table_if_any
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
+from ._lookup import growing_untraced
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
 from .gradients import coalesced_mark
@@ -70,12 +71,17 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
     for k, given in enumerate(params):
+        if hasattr(given, "_shards"):  # torch.export puts other tensors for parameters, so that no part is known
+            given._shards.refuse_export()
         part = part_of(given)
         if part is not None:
             if part.look_up is None:
                 raise ValueError(f"lookup_sparse: params[{k}] must be a whole table, got a part of {part.name!r}")
             return part.look_up(params, indices, combiners, sp_weights)
     check_lengths(params, indices, combiners, sp_weights)
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if any(isinstance(given, EmbeddingVariable) for given in params):
+            return growing_untraced(lookup_sparse, params, indices, combiners, sp_weights)
     ids, lengths = ids_of(indices, sp_weights)
     tables = SparseTables(params, combiners)
     return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
@@ -182,6 +188,8 @@ class SparseTables:
             plan, weights, ids = rows_of_keys(plan, weights, growing, ids, lengths, occurrences)
         count = ids.indices.shape[0]
         kinds = [_kind(owner, weight, count) for owner, weight in zip(owners, weights, strict=True)]
+        if torch.compiler.is_exporting():  # a program has no locks, and its sizes may be no numbers
+            return _look_up(owners, plan, weights, ids, kinds)
         with reading(variable._lock for variable in growing.values()):
             return _look_up(owners, plan.of_sizes(weights), weights, ids, kinds)
 
