@@ -193,3 +193,79 @@ def test_lookups_of_a_collection_follow_too() -> None:
     bags.load_state_dict(kinds.table_of("collection", "dense", 12, 3).state_dict(), assign=True)
     assert [parameter.device.type for parameter in bags.parameters()] == ["cpu"]
     assert bags({"f": torch.tensor([[1]])}).values().shape == (1, 3)
+
+
+# ---- Weights whose rows are not contiguous --------------------------------------------------------------------------
+
+LAYOUTS = {
+    "transposed": lambda x: x.t().contiguous().t(),
+    "columns apart": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "rows apart": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+}
+OPTIMIZERS = {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}, "Adagrad": {}, "RMSprop": {"weight_decay": 0.1}}
+
+
+def of_torch(rows: torch.Tensor, name: str, batches: list) -> torch.Tensor:
+    bags = torch.nn.EmbeddingBag.from_pretrained(rows.clone(), freeze=False, mode="sum")
+    optimizer = getattr(torch.optim, name)(bags.parameters(), lr=0.1, **OPTIMIZERS[name])
+    train_squares(bags, optimizer, batches)
+    return bags.weight.detach()
+
+
+@pytest.mark.filterwarnings("ignore:.*(each step copies|every step updates|weight_decay).*:UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_tables_of_any_strides_are_trained_where_they_are(grad_mode: str | None, name: str, layout: str) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(12, 4)
+    batches = [torch.tensor([[1, 2], [2, step]]) for step in range(4)]
+    want = of_torch(rows, name, batches)
+    for collected in (False, True):
+        given = LAYOUTS[layout](rows)
+        strides = given.stride()
+        if collected:
+            config = nn.EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=4, feature_names=["f"])
+            module: torch.nn.Module = nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
+            module.load_state_dict({"embedding_bags.t.weight": given}, assign=True)
+        else:
+            module = nn.EmbeddingBag.from_pretrained(given, freeze=False, mode="sum", grad_mode=grad_mode)
+        optimizer = getattr(optim, name)(module.parameters(), lr=0.1, in_backward=True, **OPTIMIZERS[name])
+        train_squares(module, optimizer, [{"f": ids} for ids in batches] if collected else batches)
+        (weight,) = module.parameters()
+        torch.testing.assert_close(weight.detach(), want, rtol=1e-5, atol=1e-6)
+        assert weight.stride() == strides
+        assert weight.data_ptr() == given.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:.*(each step copies|every step updates).*:UserWarning")
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_a_table_tied_to_a_layer_by_a_transposition(grad_mode: str | None) -> None:
+    results = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(12, 4)
+        tied = layer.weight.detach().t()
+        if ours:
+            table: torch.nn.Module = nn.Embedding.from_pretrained(tied, freeze=False, grad_mode=grad_mode)
+            optimizer = optim.Adam([*table.parameters(), *layer.parameters()], lr=0.1, in_backward=True)
+        else:
+            table = torch.nn.Embedding.from_pretrained(tied, freeze=False)
+            optimizer = torch.optim.Adam([*table.parameters(), *layer.parameters()], lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            (table(torch.tensor([step, 1])).sum() + layer(torch.eye(12)).square().sum()).backward()
+            optimizer.step()
+        assert layer.weight.data_ptr() == table.weight.data_ptr()
+        results.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*(each step copies|every step updates).*:UserWarning")
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("given", [torch.ones(1, 4).expand(12, 4), torch.ones(12, 1).expand(12, 4)])
+def test_a_table_whose_elements_share_memory_is_refused(given: torch.Tensor, grad_mode: str | None) -> None:
+    table = nn.Embedding.from_pretrained(given, freeze=False, grad_mode=grad_mode)
+    optimizer = optim.Adam(table.parameters(), lr=0.1, in_backward=True)
+    with pytest.raises((ValueError, RuntimeError), match=r"share memory, by .*weight.contiguous\(\)|Please clone\(\)"):
+        train_squares(table, optimizer, [torch.tensor([1])])

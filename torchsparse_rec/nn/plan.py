@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from .._reduction import MAX
 from .._torch import below_autograd
 from ..ops._in_place import tell_autograd
+from ..tables.table import writable
 
 if TYPE_CHECKING:
     from ..tables.gradients import StepGroup
@@ -201,7 +203,8 @@ class Plan(NamedTuple):
         argmax: Tensor | None,
     ) -> None:
         """Step the wanted tables, which are those of the group."""
-        with below_autograd():
+        written = nullcontext(weights) if group.writable else writable(weights, wanted)
+        with below_autograd(), written as weights:
             _ops.embedding_collection_update_.default(
                 weights,
                 group.states,

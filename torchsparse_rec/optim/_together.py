@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..tables.clock import Clock, ClockKind
-from ..tables.table import Table, accumulator_dtype, are_same, changes, flat
+from ..tables.table import Table, accumulator_dtype, are_same, changes, flat, has_whole_rows
 
 if TYPE_CHECKING:
     from .row_optimizer import Rule
@@ -44,6 +44,7 @@ class Lists:
         self.states = [state for rows in all_rows for state in rows.states]
         self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
         self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
+        self.writable = all(map(has_whole_rows, self.parameters))
         self.whole = [_most_whole(table) for table in tables] if self.last_steps else []
 
     def weights(self) -> list[Tensor]:

@@ -23,6 +23,7 @@ from ..tables.table import (
     are_same,
     flat,
     growing_among,
+    has_whole_rows,
     table_if_any,
     table_of,
     writing,
@@ -243,8 +244,13 @@ class RowOptimizer(InBackward):
         return others
 
     def _steps_densely(self, group: dict[str, Any], parameter: Tensor, idle: bool) -> bool:
-        """Say whether torch's fused kernel can step a table, none of whose gradients has left rows out yet."""
-        return bool(group.get("fused")) and not idle and accumulator_dtype(parameter.dtype) == parameter.dtype
+        """
+        Say whether torch steps a table, none of whose gradients has left rows out yet.
+
+        Its fused kernel takes a table whole, and so it does one that our operators could write by way of a copy alone.
+        """
+        asked = group.get("fused") or not has_whole_rows(parameter)
+        return bool(asked) and not idle and accumulator_dtype(parameter.dtype) == parameter.dtype
 
     @torch.no_grad()
     def step_tables(self, gradients: list[tuple[Tensor, Gradient]], in_backward: bool = False) -> None:
@@ -341,7 +347,15 @@ class RowOptimizer(InBackward):
         state = self._stored_state[parameter]
         state.update(self._wide.pop(parameter, {}))  # once: a later call must not undo steps taken since
         place = parameter.dtype, parameter.device
-        key = (id(group), table.owned and can_be_stale(parameter), self._steps_taken(state), *place)
+        # Where each step copies the whole table, no row waits to be read: others may share its memory.
+        owned = table.owned and can_be_stale(parameter) and has_whole_rows(parameter)
+        if not has_whole_rows(parameter):
+            self._warn_once(
+                f"{type(self).__name__}: each step copies all of a table of shape {list(parameter.shape)}, whose rows "
+                "are not contiguous in memory, as of a transposed matrix. Of weight.contiguous() a step costs what the "
+                "batch touches"
+            )
+        key = (id(group), owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
         rows = table.rows = Rows(self, state, clock, place, seed)
         clock.add(table)
@@ -380,6 +394,7 @@ class RowOptimizer(InBackward):
             whole=lists.whole,
             all_rows=kind.others == ALL_ROWS,
             clock=clock,
+            writable=lists.writable,
         )
 
     def _check_columns(self, tables: list[Table]) -> None:
@@ -437,8 +452,9 @@ class RowOptimizer(InBackward):
             if motion == "weight" and not owned:
                 self._warn_once(
                     f"{type(self).__name__}: a table with a sparse gradient is looked up by a module that is not of "
-                    "torchsparse_rec.nn, or its parameter has a class of its own: every step updates all its rows, as "
-                    "torch does. After torchsparse_rec.nn.convert(model) a step costs what the batch touches; "
+                    "torchsparse_rec.nn, or its parameter has a class of its own or rows that are not contiguous: "
+                    "every step updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step "
+                    "costs what the batch touches; "
                     "lazy=True leaves the other rows as they are"
                 )
                 others = ALL_ROWS

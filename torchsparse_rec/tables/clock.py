@@ -12,7 +12,7 @@ from torch import Tensor
 from .._torch import as_stored
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
-from .table import accumulator_dtype, growing_among, note_change, writing
+from .table import accumulator_dtype, growing_among, note_change, writable, writing
 
 if TYPE_CHECKING:
     from .table import Rows, Table
@@ -169,17 +169,18 @@ class Clock:
             if not stale:
                 return
             assert self.history is not None
-            row_optimizer_make_current_(
-                [t.weight() for t, _ in stale],
-                [state for _, r in stale for state in r.states],
-                [r.last_step for _, r in stale if r.last_step is not None],
-                self.history,
-                rule=self.rule,
-                hyperparameters=self.hyperparameters,
-                step=self.step,
-                base=self.base,
-                rounding_seeds=self.rounding_seeds([t for t, _ in stale]),
-            )
+            with writable([t.weight() for t, _ in stale], [True] * len(stale)) as weights:
+                row_optimizer_make_current_(
+                    weights,
+                    [state for _, r in stale for state in r.states],
+                    [r.last_step for _, r in stale if r.last_step is not None],
+                    self.history,
+                    rule=self.rule,
+                    hyperparameters=self.hyperparameters,
+                    step=self.step,
+                    base=self.base,
+                    rounding_seeds=self.rounding_seeds([t for t, _ in stale]),
+                )
             for _, rows in stale:
                 rows.current = self.step
 

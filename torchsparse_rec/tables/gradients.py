@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..ops.row_optimizer import row_optimizer_update_
 from .clock import Clock
-from .table import Gradient, accumulator_dtype, table_of
+from .table import Gradient, accumulator_dtype, table_of, writable
 
 __all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
 
@@ -35,6 +36,8 @@ class StepGroup(NamedTuple):
     all_rows: bool
     """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
     clock: Clock
+    writable: bool
+    """Whether operators can write all tables where they are; see :func:`tables.table.writable`."""
 
     def part(self, members: Sequence[int]) -> StepGroup:
         """Return the group of some of the tables."""
@@ -124,22 +127,23 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
 
 
 def _update(group: StepGroup, gradients: list[Gradient]) -> None:
-    all_rows = gradients[0].rows is None
-    row_optimizer_update_(
-        group.weights,
-        group.states,
-        group.last_steps,
-        group.history,
-        None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
-        [gradient.values for gradient in gradients],
-        rule=group.rule,
-        hyperparameters=group.hyperparameters,
-        step=group.step,
-        base=group.base,
-        maximize=group.maximize,
-        rounding_seeds=group.rounding_seeds,
-        whole=group.whole,
-    )
+    all_rows, weights = gradients[0].rows is None, group.weights
+    with nullcontext(weights) if group.writable else writable(weights, [True] * len(weights)) as written:
+        row_optimizer_update_(
+            written,
+            group.states,
+            group.last_steps,
+            group.history,
+            None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
+            [gradient.values for gradient in gradients],
+            rule=group.rule,
+            hyperparameters=group.hyperparameters,
+            step=group.step,
+            base=group.base,
+            maximize=group.maximize,
+            rounding_seeds=group.rounding_seeds,
+            whole=group.whole,
+        )
     if all_rows:
         for parameter in group.parameters:
             _mark_fresh(parameter, group.step)
