@@ -144,6 +144,19 @@ def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..
     return seeing
 
 
+def see_swapped(see: Callable[[Tensor], None]) -> None:
+    """Call ``see`` of each tensor that ``torch.utils.swap_tensors`` is given: it takes none with weak references."""
+    swap = torch.utils.swap_tensors
+
+    @wraps(swap)
+    def seeing(t1: Tensor, t2: Tensor) -> None:
+        see(t1)
+        see(t2)
+        swap(t1, t2)
+
+    torch.utils.swap_tensors = seeing  # type: ignore[assignment]
+
+
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return a Function's ``apply`` without the search for tensors of ended transforms among its arguments: 1.5 us."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import weakref
@@ -299,6 +300,76 @@ def test_swapped_at_conversion(grad_mode: str) -> None:
         close(parameter.float(), want + 1)
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_swapped_by_hand(grad_mode: str, gone: bool) -> None:
+    parameter, want, model, optimizer = stale_table(grad_mode)
+    if gone:
+        del optimizer
+    other = torch.nn.Parameter(torch.zeros_like(parameter))
+    torch.utils.swap_tensors(parameter, other)
+    close(other, want)
+    assert model.table.weight is parameter and not parameter.any()
+    if not gone:
+        train_squares(model.table, optimizer, [torch.tensor([[1, 2]])])
+        assert parameter[[1, 2]].any()
+
+
+def test_a_table_that_grows_is_not_swapped() -> None:
+    table = nn.EmbeddingVariable(3)
+    table(torch.tensor([1]))
+    with pytest.raises(RuntimeError, match=r"cannot swap a table that grows, of shape \[1024, 3\].*load_state_dict"):
+        torch.utils.swap_tensors(table.weight, torch.nn.Parameter(torch.zeros(1024, 3)))
+
+
+@pytest.mark.parametrize("read", ["none", "state", "flush", "gone"])
+@pytest.mark.parametrize("to", ["double", "half"])
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop", "Adadelta"])
+def test_converted_while_states_are_behind(name: str, grad_mode: str, to: str, read: str) -> None:
+    results = []
+    for of, optimizers in ((torch.nn, torch.optim), (nn, optim)):
+        torch.manual_seed(0)
+        mode = {} if of is torch.nn else {"grad_mode": grad_mode}
+        pair = torch.nn.ModuleList(of.Embedding(12, 3, **mode) for _ in range(2))
+        options = {"lr": 0.1, **({"momentum": 0.9} if name == "SGD" else {})}
+        if of is nn:
+            options["in_backward"] = grad_mode == "fused"
+        optimizer = getattr(optimizers, name)(pair.parameters(), **options)
+        for step in range(6):
+            if step == 3:
+                getattr(pair[0], to)()
+                if of is nn and read == "state":
+                    optimizer.state_dict()
+                elif of is nn and read == "flush":
+                    optimizer.flush()
+                elif read == "gone":
+                    del optimizer
+                    gc.collect()
+                    break
+            optimizer.zero_grad()
+            sum(table(torch.tensor([1, step])).square().sum() for table in pair).backward()
+            optimizer.step()
+        results.append([table.weight.detach().double() for table in pair])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(
+            mine, theirs, rtol=2e-3 if to == "half" else 1e-5, atol=2e-3 if to == "half" else 1e-6
+        )
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_a_parameter_of_a_parameter(grad_mode: str, gone: bool, times: int) -> None:
+    parameter, want, model, optimizer = stale_table(grad_mode)
+    if gone:
+        del optimizer
+        gc.collect()
+    for _ in range(times):
+        parameter = torch.nn.Parameter(parameter)
+    close(parameter, want)
 
 
 @pytest.mark.parametrize("grad_mode", MODES)

@@ -79,20 +79,6 @@ class TableOwner(torch.nn.Module):
             self._flush()
         return super().train(mode)
 
-    def _apply(self, fn: Any, recurse: bool = True):
-        self._before_a_swap()
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._before_a_swap()
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def _before_a_swap(self) -> None:
-        stored = self._parameters.get("weight")
-        if stored is not None and torch.__future__.get_swap_module_params_on_conversion():
-            if table_of(stored).growing is None:  # the hooks of a table that grows refer to its parameter
-                table_of(stored).forget()
-
 
 @untraced(
     reason="stale rows are flushed before the whole table is read, which cannot be part of a graph: use "

@@ -169,7 +169,9 @@ class Clock:
             if not stale:
                 return
             assert self.history is not None
-            with writable([t.weight() for t, _ in stale], [True] * len(stale)) as weights:
+            # A table may have been converted or moved since, and its states not yet.
+            given = [t.weight().to(dtype=r.place[0], device=r.place[1]) for t, r in stale]
+            with writable(given, [True] * len(stale)) as weights:
                 row_optimizer_make_current_(
                     weights,
                     [state for _, r in stale for state in r.states],
@@ -181,7 +183,9 @@ class Clock:
                     base=self.base,
                     rounding_seeds=self.rounding_seeds([t for t, _ in stale]),
                 )
-            for _, rows in stale:
+            for (table, rows), weight in zip(stale, given, strict=True):
+                if self.moves_weights and rows.place != (table.parameter.dtype, table.parameter.device):
+                    table.weight().copy_(weight)
                 rows.current = self.step
 
     def _stale(self, tables: list[Table]) -> list[tuple[Table, Rows]]:

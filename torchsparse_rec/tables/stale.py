@@ -86,7 +86,7 @@ class StaleParameter(Parameter):
         result = passed_on(cls, func, types, args, kwargs)
         if func is Tensor.detach and not torch.compiler.is_compiling():
             if sys._getframe(1).f_code is Parameter.__new__.__code__:  # it checks that detach() keeps the class
-                result.__class__ = cls
+                result.__class__ = type(args[0])  # which the flush has given back if the optimizer is gone
         return result
 
     @property

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .._torch import grad_of
+from .._torch import grad_of, see_swapped
 
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
@@ -252,6 +252,11 @@ class Table:
 
     def forget(self) -> None:
         """Drop the parameter, which torch is about to swap: torch swaps only what has no weak references."""
+        if self.growing is not None:
+            raise RuntimeError(
+                f"torch cannot swap a table that grows, of shape {list(self.parameter.shape)}: its module finds rows "
+                "by the parameter: call its insert() and erase(), or load_state_dict()"
+            )
         if self.part is not None:
             raise RuntimeError(
                 f"table {self.part.name!r} is shared over ranks, which its parameter would forget when torch swaps it: "
@@ -285,6 +290,15 @@ class Table:
     def weight(self) -> Tensor:
         """Return the parameter's values as they are stored, ``[V, D]``, without a flush."""
         return flat(self.parameter)
+
+
+def _forget_swapped(x: Tensor) -> None:
+    table = table_if_any(x)
+    if table is not None:
+        table.forget()
+
+
+see_swapped(_forget_swapped)
 
 
 def _nothing() -> None:
