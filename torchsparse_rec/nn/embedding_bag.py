@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from .._reduction import POOLING
 from .._torch import as_stored
+from ..ops._offsets import check_not_empty
 from ..ops.embedding import look_up_bare, padding_number, with_last_offset
 from ..ops.jagged import nested_to_jagged
 from ..tables.stale import StaleParameter
@@ -35,6 +36,7 @@ def check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tens
             raise ValueError("EmbeddingBag: offsets must be given when input has rank 1, got None")
         if offsets.dim() != 1:
             raise ValueError(f"EmbeddingBag: offsets must have rank 1, got shape {tuple(offsets.shape)}")
+        check_not_empty("EmbeddingBag", offsets, input)
     if per_sample_weights is None:
         return
     if input.is_nested != per_sample_weights.is_nested:
@@ -179,6 +181,9 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         rest = (POOLING[self.mode], padding_number(self.padding_idx), self.scale_grad_by_freq, sparse)
         try:
             return look_up_bare(mark, weight, ids, offsets, None, *rest, self.include_last_offset)  # type: ignore[no-any-return]
+        except ValueError:
+            check_not_empty("EmbeddingBag", offsets, ids)
+            raise
         except IndexError:
             raise (bad_id("EmbeddingBag", ids, weight.shape[0]) or sys.exc_info()[1]) from None  # type: ignore[misc]
 

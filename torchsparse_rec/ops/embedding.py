@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import _reduction
 from .._torch import backward_number, bare_apply, below_autograd, is_seen
 from ..typing import Pooling
+from ._offsets import check_not_empty
 from .autograd import differentiable, is_bare, no_second_derivative, only_once, register
 
 __all__ = ["embedding", "embedding_bag"]
@@ -123,6 +124,7 @@ def embedding_bag(
     """
     if mode not in _reduction.POOLING:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _reduction.POOLING))}, got {mode!r}")
+    check_not_empty("embedding_bag", offsets, indices)
     rest = (_reduction.POOLING[mode], padding_number(padding_idx), scale_grad_by_freq, sparse)
     return lookup_bags(weight, indices, offsets, per_sample_weights, *rest)
 

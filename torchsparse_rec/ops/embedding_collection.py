@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import _reduction
 from .._torch import any_requires_grad, backward_number, below_autograd, is_seen
 from ..typing import Pooling
+from ._offsets import check_not_empty
 from .autograd import call, not_differentiable, only_once, register
 from .embedding import Mark, coo_tensor
 
@@ -94,6 +95,7 @@ def embedding_collection(
         list(bags),
         _padding(padding_idx, len(weights)),
     )
+    check_not_empty("embedding_collection", offsets, indices)
     return lookup(list(weights), indices, offsets, per_sample_weights, *lists, side_by_side, sparse)[0]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import _reduction
 from ..typing import Combiner, PartitionStrategy
 from . import _embedding_shards
+from ._offsets import check_not_empty
 from .embedding import embedding, lookup_bags
 from .segment import segment_sum
 
@@ -144,6 +145,7 @@ def embedding_lookup_sparse(
         offsets = _ops.row_ids_to_offsets.default(*_rows_of(row_ids, num_rows))
     elif row_ids is not None or num_rows is not None:
         raise ValueError("row_ids and num_rows must be None where offsets are given")
+    check_not_empty("embedding_lookup_sparse", offsets, ids, "ids")
     places = _places(flat, ids, partition_strategy, keep_padding=False)
     pooled = _pool(flat, places, offsets, weights, mode, _NO_PADDING, max_norm, sparse, nan_weights)
     return pooled.reshape(pooled.shape[0], *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
@@ -210,6 +212,7 @@ def safe_embedding_lookup_sparse(
     if offsets is not None:
         if row_ids is not None or num_rows is not None:
             raise ValueError("row_ids and num_rows must be None where offsets are given")
+        check_not_empty("safe_embedding_lookup_sparse", offsets, ids, "ids")
         num_rows = offsets.shape[0] - 1
         numbers = torch.arange(num_rows, device=offsets.device)
         row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])

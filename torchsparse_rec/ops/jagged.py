@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._offsets import check_not_empty
 from ._scalars import scalar_like
 from .autograd import not_differentiable
 
@@ -209,6 +210,7 @@ def jagged_to_padded(values: Tensor, offsets: Tensor, length: int | None = None,
                 [-1, -1],
                 [ 4, -1]])
     """
+    check_not_empty("jagged_to_padded", offsets, values, "values")
     lengths = offsets_to_lengths(offsets)
     if values.dim() == 0:
         raise ValueError("jagged_to_padded: values must have rank >= 1, got a scalar")
@@ -289,6 +291,7 @@ def jagged_to_sparse(values: Tensor, offsets: Tensor, length: int | None = None)
     """
     if values.dim() != 1:
         raise ValueError(f"jagged_to_sparse: values must have rank 1, got shape {list(values.shape)}")
+    check_not_empty("jagged_to_sparse", offsets, values, "values")
     size = values.shape[0]
     row_ids = offsets_to_row_ids(offsets, size)
     columns = torch.arange(size, device=values.device) - offsets.long().index_select(0, row_ids)
@@ -360,6 +363,7 @@ def jagged_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
     _check_integer_vector("jagged_to_nested", "offsets", offsets)
     if values.dim() == 0:
         raise ValueError("jagged_to_nested: values must have rank >= 1, got a scalar")
+    check_not_empty("jagged_to_nested", offsets, values, "values")
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import _reduction
 from ..typing import Pooling, RowsFormat
+from ._offsets import check_not_empty
 from .autograd import not_differentiable
 from .embedding import padding_number
 
@@ -201,6 +202,7 @@ def quantized_embedding_bag(
         raise ValueError(f"mode must be one of {', '.join(map(repr, _reduction.POOLING))}, got {mode!r}")
     refuse_gradient("quantized_embedding_bag", per_sample_weights)
     bits = bits_of("quantized_embedding_bag", weight, rows)
+    check_not_empty("quantized_embedding_bag", offsets, indices)
     rest = (bits, _reduction.POOLING[mode], padding_number(padding_idx))
     return _ops.quantized_embedding_bag.default(weight, indices, offsets, per_sample_weights, *rest)
 

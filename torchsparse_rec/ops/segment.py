@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _reduction
 from . import sparse_segment
+from ._offsets import check_not_empty
 from ._segment_kernels import reduce_sorted, reduce_unsorted
 
 __all__ = [
@@ -77,6 +78,7 @@ def segment_sum(
                 [0., 0.],
                 [5., 6.]])
     """
+    check_not_empty("segment_sum", offsets, data, "rows")
     return reduce_sorted(data, segment_ids, offsets, num_segments, _reduction.SUM)
 
 
@@ -99,6 +101,7 @@ def segment_mean(
         >>> segment_mean(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]))
         tensor([1.5000, 6.0000])
     """
+    check_not_empty("segment_mean", offsets, data, "rows")
     return reduce_sorted(data, segment_ids, offsets, num_segments, _reduction.MEAN)
 
 
@@ -120,6 +123,7 @@ def segment_sqrt_n(
         >>> segment_sqrt_n(torch.tensor([1.0, 2.0, 3.0, 4.0]), offsets=torch.tensor([0, 4, 4]))
         tensor([5., 0.])
     """
+    check_not_empty("segment_sqrt_n", offsets, data, "rows")
     return reduce_sorted(data, segment_ids, offsets, num_segments, _reduction.SQRTN)
 
 
@@ -143,6 +147,7 @@ def segment_max(
         >>> segment_max(torch.tensor([1, 5, 3]), torch.tensor([0, 0, 2]))
         tensor([5, 0, 3])
     """
+    check_not_empty("segment_max", offsets, data, "rows")
     return reduce_sorted(data, segment_ids, offsets, num_segments, _reduction.MAX)
 
 
@@ -164,6 +169,7 @@ def segment_min(
         >>> segment_min(torch.tensor([1, 5, 3]), torch.tensor([0, 0, 2]))
         tensor([1, 0, 3])
     """
+    check_not_empty("segment_min", offsets, data, "rows")
     return reduce_sorted(data, segment_ids, offsets, num_segments, _reduction.MIN)
 
 
@@ -190,6 +196,7 @@ def segment_prod(
         >>> segment_prod(torch.tensor([2.0, 5.0, 3.0]), torch.tensor([0, 0, 2]))
         tensor([10.,  1.,  3.])
     """
+    check_not_empty("segment_prod", offsets, data, "rows")
     return reduce_sorted(data, segment_ids, offsets, num_segments, _reduction.PROD)
 
 

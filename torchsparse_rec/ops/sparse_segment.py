@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import _library as _library  # loads the schemas
 from .. import _reduction
 from ..typing import Pooling
+from ._offsets import check_not_empty
 from ._sparse_segment_kernels import gradient, gradient_v2, reduce_segments
 from .embedding import embedding_bag
 
@@ -54,6 +55,7 @@ def _segment_reduce(
         raise ValueError(f"num_segments must be None when offsets say it, got {num_segments}")
     if data.dim() == 0:
         raise ValueError("data must have rank >= 1, got a scalar")
+    check_not_empty(f"sparse_segment_{_MODE_NAMES[reduction].replace('sqrtn', 'sqrt_n')}", offsets, indices)
     # The same reduction over contiguous bags; offsets carry the number of rows, so nothing is read back.
     table = data.flatten(1) if data.dim() > 1 else data.unsqueeze(1)
     rows = embedding_bag(table, indices, offsets, mode=_MODE_NAMES[reduction])
