@@ -149,7 +149,6 @@ BAG_CHECKS = [
     (dict(indices=INDICES.reshape(2, 2)), r"indices must have rank 1, got shape \[2, 2\]"),
     (dict(offsets=OFFSETS.reshape(2, 2)), r"offsets must have rank 1, got shape \[2, 2\]"),
     (dict(offsets=OFFSETS.double()), "offsets must be int32 or int64, got Double"),
-    (dict(offsets=OFFSETS[:0]), "offsets must have one element more than there are bags, got none"),
     (dict(per_sample_weights=WEIGHTS[:3]), "per_sample_weights must have the length of indices, 4, got 3"),
     (dict(per_sample_weights=WEIGHTS.reshape(2, 2)), r"per_sample_weights must have rank 1, got shape \[2, 2\]"),
     (

@@ -257,7 +257,7 @@ ERRORS = {
         "segment_reduce: data must be floating for sqrt_n, got Int",
     ),
     "empty offsets": (
-        lambda: ops.segment_sum(DATA, offsets=torch.zeros(0).long()),
+        lambda: torch.ops.torchsparse_rec.segment_reduce.default(DATA, None, torch.zeros(0).long(), None, 0),
         "segment_reduce: offsets must not be empty",
     ),
     "prefix": (
