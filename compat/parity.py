@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from .._interrupt import run_command
+from ..data.files import whole_file
 from ._parity import OPERATORS, hand_picked, random_cases
 from ._parity.case import Case
 from ._parity.compare import compare
@@ -132,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.json:
         report = {"tensorflow": tensorflow_version(), "torch": torch.__version__, "seed": seed}
-        options.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        with whole_file(options.json) as file:
+            file.write(f"{json.dumps({**report, 'rows': [asdict(row) for row in rows]}, indent=1)}\n".encode())
     return 1 if failed else 0
 
 

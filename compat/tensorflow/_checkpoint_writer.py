@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ops
+from ...data.files import whole_file
 from ._checkpoint_format import CHUNK, DTYPES, FOOTER, MAGIC, Entry, mapped_file
 from ._checkpoint_wire import field, masked, slice_key, written_block, written_shape, written_slices
 
@@ -46,17 +47,21 @@ class CheckpointWriter:
         self.prefix = prefix
         self.data = f"{prefix}.data-00000-of-00001"
         self._entries: dict[bytes, Entry] = {}
-        self._file = open(f"{self.data}.tmp", "wb")  # __exit__() closes it
 
     def __enter__(self) -> CheckpointWriter:
+        with ExitStack() as files:
+            # What is opened last is the first to get its name: no index is there without its data.
+            self._index_file = files.enter_context(whole_file(f"{self.prefix}.index"))
+            self._file = files.enter_context(whole_file(self.data))
+            self._files = files.pop_all()
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        self._file.close()
-        if kind is None:
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None:
+            self._files.__exit__(kind, error, traceback)
+            return
+        with self._files:
             self._finish()
-        else:
-            os.remove(self._file.name)
 
     def add(self, name: str, tensor: Tensor, parts: int = 1, factor: float = 1.0) -> None:
         """
@@ -97,17 +102,16 @@ class CheckpointWriter:
         return Entry(number, tuple(tensor.shape), 0, offset, self._file.tell() - offset, 0, ())
 
     def _finish(self) -> None:
-        """Write the index, and give both files their names."""
+        """Write the index of the data."""
+        self._file.flush()
         content = mapped_file(self._file.name)
         keys = [key for key, entry in self._entries.items() if not entry.slices]
         places = [self._entries[key] for key in keys]
         crcs = ops.crc32c([content[x.offset : x.offset + x.size] for x in places]).tolist()
         for key, crc in zip(keys, crcs, strict=True):
             self._entries[key] = self._entries[key]._replace(crc=masked(crc))
-        with open(f"{self.prefix}.index.tmp", "wb") as file:
-            file.write(self._index())
-        os.replace(self._file.name, self.data)
-        os.replace(file.name, f"{self.prefix}.index")
+        self._index_file.write(self._index())
+        self._index_file.flush()  # now: on a full disk neither file is replaced
 
     def _index(self) -> bytes:
         records = [(b"", field(1, 1) + field(3, field(1, 1)))]

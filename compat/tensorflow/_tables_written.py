@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -110,13 +111,15 @@ def _replaced(path: str, dry_run: bool) -> Iterator[Any]:
     if dry_run:
         yield None
         return
+    # A name that nobody else has: a file or a link that lies there would be overwritten.
+    partial = f"{path}.{secrets.token_hex(8)}.partial"
     try:
-        with h5py.File(f"{path}.tmp", "w") as file:
+        with h5py.File(partial, "x") as file:
             yield file
-        os.replace(f"{path}.tmp", path)
+        os.replace(partial, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.remove(f"{path}.tmp")
+            os.remove(partial)
 
 
 def write_h5(

@@ -96,6 +96,16 @@ def test_writing_fails_whole(tmp_path):
     assert CheckpointReader(str(tmp_path / "model")).read("a").tolist() == [1, 1]
 
 
+def test_writing_follows_no_link_beside_the_names(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    links = [tmp_path / f"model{end}.tmp" for end in (".data-00000-of-00001", ".index")]
+    for link in links:
+        link.symlink_to(precious)
+    assert write(tmp_path / "model", a=torch.ones(2)).read("a").tolist() == [1, 1]
+    assert precious.read_text() == "precious" and all(link.is_symlink() for link in links)
+
+
 def test_writing_refuses(tmp_path):
     with pytest.raises(ValueError, match=r"'a' must have a dtype that TensorFlow has, got torch.float8_e4m3fn"):
         write(tmp_path / "model", a=torch.ones(2).to(torch.float8_e4m3fn))

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
+from ..data.files import whole_file
 from ..nn.convert import explain
 from ._tables import TableUse
 from ._trace import Profile
@@ -49,4 +50,5 @@ def write(diagnosis: Diagnosis, profile: Profile, out: Path) -> None:
     except ImportError as error:
         diagnosis.notes.append(f"no timeline: {error}")
     for name, text in (("report.txt", diagnosis.report()), ("diagnosis.json", diagnosis.to_json())):
-        (out / name).write_text(f"{text}\n", encoding="utf-8")
+        with whole_file(out / name) as file:
+            file.write(f"{text}\n".encode())

@@ -13,6 +13,7 @@ import torch
 from torch.nn import Module
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ..data.files import whole_file
 from ._batches import Batches, Exhausted, TrainingStep
 from ._experiments import wait
 from ._modules import removing
@@ -54,7 +55,8 @@ def profile_steps(
         if steps > 1 and steps * len(trace["traceEvents"]) <= _MOST_EVENTS:
             trace = _trace(step, batches, again, steps, device, ranges, path)
         if trace_path is not None:
-            shutil.copyfile(path, trace_path)
+            with path.open("rb") as written, whole_file(trace_path) as file:
+                shutil.copyfileobj(written, file)
     return read_profile(trace)
 
 

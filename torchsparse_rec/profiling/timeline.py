@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..data.files import whole_file
 from ._trace import PHASES, Profile
 
 __all__ = ["draw_timeline"]
@@ -43,4 +44,5 @@ def draw_timeline(profile: Profile, path: Path, title: str = "") -> None:
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=f"C{PHASES.index(phase)}")
     axes.set_yticks(range(len(PHASES)), [labels.get(phase, phase) for phase in reversed(PHASES)])
     axes.set(xlabel="ms", title=title, ylim=(-0.6, len(PHASES) - 0.4))
-    figure.savefig(path, format="png", dpi=110)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)
