@@ -11,6 +11,7 @@ from .examples import __main__ as examples
 
 COMMANDS = {
     "python -m torchsparse_rec.data": "convert files of training data, and say what is in one",
+    "python -m torchsparse_rec.serving": "check that what is published in a folder is whole",
     "python -m torchsparse_rec.profiling": "diagnose why a training loop is slow, and say what to change",
     "python -m torchsparse_rec.compat.parity": "compare the operators with the installed TensorFlow's",
 }

@@ -239,9 +239,9 @@ MUTATIONS = [
         "variable",
     ),
     Mutation(
-        "torchsparse_rec/variable/_lock.py",
+        "torchsparse_rec/_lock.py",
         "lock",
-        "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy is not None else 0))\n",
         "",
         "variable",
     ),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import Held, forked, needs_fork
 from variable.cases import on_disk, step
 from variable.test_threads import run_all, thread_of
 
@@ -68,53 +67,6 @@ def test_states_beside_training(tiers: bool, tmp_path: Path) -> None:
 
 # ---- Forks -----------------------------------------------------------------------------------------------------------
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="the system has no forks")
-
-
-def _forked(work: Callable[[], Any]) -> str:
-    """Return the result of ``work`` in a forked process, or the error's text; empty if that process hangs."""
-    out, into = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of threads
-        child = os.fork()
-    if child == 0:
-        try:
-            os.write(into, str(work()).encode())
-        except BaseException as error:
-            os.write(into, f"{type(error).__name__}: {error}".encode())
-        os._exit(0)
-    os.close(into)
-    for _ in range(2000):
-        if os.waitpid(child, os.WNOHANG)[0]:
-            break
-        time.sleep(0.005)
-    else:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    with open(out) as answer:
-        return answer.read()
-
-
-class _Held:
-    """A block during which another thread holds a lock."""
-
-    def __init__(self, lock: Any) -> None:
-        self._lock, self._in, self._go = lock, threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._hold, daemon=True)
-
-    def _hold(self) -> None:
-        with self._lock:
-            self._in.set()
-            self._go.wait()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        self._in.wait()
-
-    def __exit__(self, *error: object) -> None:
-        self._go.set()
-        self._thread.join()
-
 
 @needs_fork
 @pytest.mark.usefixtures("one_thread")
@@ -122,10 +74,10 @@ def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table(
     table = EmbeddingVariable(2, initializer=0.5)
     table(torch.tensor([1, 2]))
     ids = torch.tensor([1])
-    with _Held(table._lock.writing()):
+    with Held(table._lock.writing()):
         for call in (partial(table.lookup, ids), partial(table, ids), table.total_count, table.state_dict):
-            assert "RuntimeError: a table was being written by another thread when this process was" in _forked(call)
-    assert [_forked(table.total_count), table.total_count()] == ["2", 2]
+            assert "RuntimeError: a table was being written by another thread when this process was" in forked(call)
+    assert [forked(table.total_count), table.total_count()] == ["2", 2]
 
 
 @needs_fork
@@ -134,8 +86,8 @@ def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table(
 def test_a_process_that_was_forked_while_others_read_goes_on(held: str) -> None:
     table = EmbeddingVariable(2, initializer=0.5)
     table(torch.tensor([1, 2]))
-    with _Held(table._lock.reading() if held == "reading" else table._lock._mutex):
-        assert _forked(lambda: table(torch.tensor([1, 3])).tolist()) == "[[0.5, 0.5], [0.5, 0.5]]"
+    with Held(table._lock.reading() if held == "reading" else table._lock._mutex):
+        assert forked(lambda: table(torch.tensor([1, 3])).tolist()) == "[[0.5, 0.5], [0.5, 0.5]]"
     assert table.total_count() == 2
 
 
@@ -149,7 +101,7 @@ def test_who_forks_while_it_writes_goes_on_in_both_processes() -> None:
         return "done"
 
     with lock.writing():
-        assert _forked(work) == "done"
+        assert forked(work) == "done"
         work()
     work()
 
@@ -162,10 +114,10 @@ def test_a_process_that_was_forked_while_rows_were_read_ahead(tmp_path: Path) ->
     for begin in (0, 16):
         table(torch.arange(begin, begin + 16))
     assert table.cold is not None
-    with _Held(table.cold._tiers[0]._lock):
+    with Held(table.cold._tiers[0]._lock):
         table.prefetch(torch.arange(8))  # it waits for the lock
-        assert "forked from it" in _forked(lambda: table(torch.arange(8)))
+        assert "forked from it" in forked(lambda: table(torch.arange(8)))
     tier = DramTier(2)
     tier.put(torch.tensor([7]), torch.ones(1, 2, dtype=torch.uint8))
-    with _Held(tier._lock):
-        assert _forked(lambda: len(tier)) == "1"
+    with Held(tier._lock):
+        assert forked(lambda: len(tier)) == "1"

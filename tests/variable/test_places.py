@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forks import forked, needs_fork
 from variable.cases import on_disk
 
+from torchsparse_rec._lock import release_lock, take_lock
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import EmbeddingVariableOption
-from torchsparse_rec.variable._lock import release_lock, take_lock
 from torchsparse_rec.variable._scratch import ROWS
 from torchsparse_rec.variable.checkpoint import CheckpointStore
 
@@ -52,6 +55,37 @@ def test_a_lock_is_of_the_file_that_has_its_name(tmp_path: Path) -> None:
     release_lock(first)
     release_lock(second)
     release_lock(take_lock(path, str))
+
+
+@needs_fork
+def test_a_forked_process_does_not_hold_a_lock(tmp_path: Path) -> None:
+    """Kill a process that has locked a file, and has forked another, as a trainer does with DataLoader's workers."""
+    path, (out, into) = tmp_path / "lock", os.pipe()
+    trainer = os.fork()
+    if trainer == 0:
+        take_lock(path, str)
+        if os.fork() == 0:
+            os.write(into, str(os.getpid()).encode())
+        time.sleep(60)
+        os._exit(0)
+    worker = int(os.read(out, 20))
+    try:
+        with pytest.raises(BlockingIOError, match=f"{trainer}: '{tmp_path}'"):
+            take_lock(path, str)
+        os.kill(trainer, signal.SIGKILL)
+        os.waitpid(trainer, 0)
+        release_lock(take_lock(path, str))
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+@needs_fork
+def test_a_forked_process_that_releases_a_lock_of_its_parent_releases_nothing(tmp_path: Path) -> None:
+    lock = take_lock(tmp_path / "lock", str)
+    assert forked(lambda: release_lock(lock)) == "None"
+    with pytest.raises(BlockingIOError):
+        take_lock(tmp_path / "lock", str)
+    release_lock(lock)
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/escaped", "..", "a/b", "a%2Fb", "../../x/y", "a\0b"])

@@ -12,6 +12,7 @@ operators (``_fused_graph.py``). Neither is given the tables: a graph that holds
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -55,6 +56,16 @@ from .plan import Ids, Plan
 
 _lock = threading.RLock()
 _lookups = itertools.count()
+
+
+def _after_fork() -> None:
+    """Make a new lock in a forked process, which lacks the thread that may have held the old one."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 # ---- Lookups ---------------------------------------------------------------------------------------------------------
@@ -170,7 +181,7 @@ class FusedLookups:
         for optimizer, parameters in self._by_optimizer(tables, wanted):
             with writing(parameters):
                 for group in optimizer.begin_step(parameters, in_backward=True):
-                    with group.clock.lock:
+                    with group.clock.writing():
                         self._update_group(tables, group, grad, ids, argmax)
                         optimizer.end_step([group])
 

@@ -261,7 +261,7 @@ class RowOptimizer(InBackward):
         parameters = [parameter for parameter, _ in gradients]
         with writing(parameters), as_stored():
             for group in self.begin_step(parameters, in_backward):
-                with group.clock.lock:
+                with group.clock.writing():
                     update(group, [of[id(parameter)] for parameter in group.parameters])
                     self.end_step([group])  # now: should another group's update raise, this one has had its step
 

@@ -1,25 +1,35 @@
 """
 The folder of a served model: one file with the newest version, which readers map and a publisher replaces.
 
-The file is never written in place. Whoever has mapped an old one keeps its pages until the last mapping ends, as the
-operating system sees to; then its space is free. So there are no locks between readers and a publisher, and a process
-that dies leaves nothing behind but, at most, a file that the next publisher removes.
+No file is written in place. Whoever has mapped an old one keeps its pages until the last mapping ends, as the operating
+system sees to; then its space is free. So there are no locks between readers and a publisher, and a process that dies
+leaves nothing behind but, at most, files that the next publisher removes.
 """
 
 from __future__ import annotations
 
-import fcntl
+import math
 import os
 import pickle
 import threading
 import warnings
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch.nn import Module
 
-MODEL, VERSION, UNFINISHED = "model.pt", "version", ".unfinished.pt"
+from .._fork import tell_of_forks
+from .._lock import release_lock, take_lock
+from ._archive import Archive, content_of, naming, touch
+
+MODEL, VERSION, LOCK = "model.pt", "version", ".lock"
+# What is to become the model and the version.
+UNFINISHED_MODEL, UNFINISHED_VERSION = ".unfinished.pt", ".unfinished"
+# To map the pages of so large a file takes about as long as to load the rest of it: there is no need of a thread.
+AT_ONCE = 2**22
 
 
 def save_for_serving(model: Module, folder: str | os.PathLike[str]) -> int:
@@ -40,6 +50,8 @@ def save_for_serving(model: Module, folder: str | os.PathLike[str]) -> int:
 
     Raises:
         TypeError: if ``model`` is not a module, or cannot be pickled.
+        ValueError: if the last version's number is unknown, as its file is damaged; the error names the file.
+        OSError: if the disk is full, or forbids writing. The version that is there stays.
 
     >>> import tempfile
     >>> from torchsparse_rec import nn, serving
@@ -55,28 +67,72 @@ def save_for_serving(model: Module, folder: str | os.PathLike[str]) -> int:
         raise TypeError(f"save_for_serving: model must be a torch.nn.Module, got a {type(model).__name__}")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    with open(place / VERSION, "a+") as counter:
-        fcntl.flock(counter, fcntl.LOCK_EX)
-        counter.seek(0)
-        version = int(counter.read() or 0) + 1
-        unfinished = place / UNFINISHED
+    lock = take_lock(place / LOCK)
+    try:
+        version = _last_version(place) + 1
+        _write(place / UNFINISHED_MODEL, lambda file: _save(content_of(version, model), file))
+        _write(place / UNFINISHED_VERSION, lambda file: file.write(str(version).encode()))
+        # The number is taken before the model shows: two models never have the same.
+        os.replace(place / UNFINISHED_VERSION, place / VERSION)
+        os.replace(place / UNFINISHED_MODEL, place / MODEL)
+    finally:
         try:
-            with open(unfinished, "wb") as file:
-                torch.save({"version": version, "model": model}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            # The number is taken before the model shows: two models never have the same.
-            counter.truncate(0)
-            counter.write(str(version))
-            counter.flush()
-            os.replace(unfinished, place / MODEL)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise TypeError(
-                f"save_for_serving: model must be one that torch.save can write, got a {type(model).__name__}: {error}"
-            ) from error
+            for name in (UNFINISHED_MODEL, UNFINISHED_VERSION, LOCK):
+                (place / name).unlink(missing_ok=True)
         finally:
-            unfinished.unlink(missing_ok=True)
+            release_lock(lock)
     return version
+
+
+def _last_version(place: Path) -> int:
+    """Return the number of the last version, 0 if there was none: the model's own where its file has none or less."""
+    path, model = place / VERSION, place / MODEL
+    # A link is none of ours, and is replaced. An older version of this function left an empty file if it was killed.
+    text = path.read_bytes().strip() if path.is_file() and not path.is_symlink() else b""
+    if text and not (text.isdigit() and len(text) < 20):
+        raise ValueError(
+            f"{path} must hold the number of the last version, got {text[:20]!r}: write it there, or remove the file "
+            f"if the number in {MODEL} is to count"
+        )
+    taken = int(text or 0)
+    try:
+        with naming(str(model)), Archive(str(model)) as archive:
+            return max(taken, archive.version())
+    except FileNotFoundError:
+        return taken
+    except ValueError as error:
+        if text:
+            return taken
+        raise ValueError(
+            f"{path} must hold the number of the last version, got nothing: write it there, as {error}"
+        ) from error
+
+
+def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a new file, and sync it to the disk; a link, or what a killed publisher left, is removed before."""
+    path.unlink(missing_ok=True)
+    try:
+        with open(path, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise TypeError(
+            "save_for_serving: model must be one that torch.save can write, got a "
+            f"{type(content['model']).__name__}: {error}"
+        ) from error
+    except RuntimeError as error:
+        # torch cannot close its archive after a failed write, and raises an error that does not tell why.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 class _Loaded(NamedTuple):
@@ -91,16 +147,25 @@ class ServedModel:
     """
     The newest version of a model that :func:`load_for_serving` has mapped; to be called as the model is.
 
-    Before each call it asks, in about 4 us, whether there is a newer version, and takes it. A call is wholly one
-    version's. Threads may call it at once: one of them loads a new version, and the others use the old one meanwhile.
-    Where a new version cannot be read, it warns once and goes on with the one that it has.
+    A call is wholly one version's, and never of an older one than a call before it. Threads may call it at once. Before
+    each call it asks, in about 4 us, whether there is a newer version: one of up to 4 MB the call itself takes. A
+    larger one is for a thread, which maps its pages before they take the place of the old ones. Meanwhile other calls
+    use the old version. Where a new one cannot be read, one call warns, and the version at hand is served on.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], verify: bool = False, poll: float | None = 0.02) -> None:
         self._path = os.path.join(folder, MODEL)
-        self._lock = threading.Lock()
+        self._verify, self._poll = verify, poll
         self._refused: tuple[int, ...] | None = None
+        self._problem: Exception | None = None  # of the file that is refused, until a call has warned
         self._loaded = self._load()
+        self.after_fork()
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked process, which has no thread but the one that forked: none follows, or loads."""
+        self._lock = threading.Lock()
+        self._follower: threading.Thread | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the newest version of the model."""
@@ -109,42 +174,108 @@ class ServedModel:
     @property
     def model(self) -> Module:
         """The newest version of the module, in eval mode, with parameters that require no gradient."""
+        if self._follower is not None:
+            self._follow(most_bytes=AT_ONCE)
+        else:
+            self._follow()
+            if self._poll is not None:
+                self._start(self._poll)
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            text = f"{self._path} cannot be read, so version {self.version} is served on: {problem}"
+            warnings.warn(text, stacklevel=3)
+        return self._loaded.model
+
+    @property
+    def version(self) -> int:
+        """The number of the version in use."""
+        return self._loaded.version
+
+    def _start(self, poll: float) -> None:
+        """Start the thread that follows, if no other thread has."""
+        with self._lock:
+            if self._follower is None:
+                stop = threading.Event()
+                # A daemon: else the interpreter would wait for it before it calls _end, which ends it.
+                thread = threading.Thread(
+                    target=_poll, args=(weakref.ref(self), poll, stop), daemon=True, name="ServedModel"
+                )
+                weakref.finalize(self, _end, os.getpid(), thread, stop)
+                thread.start()
+                self._follower = thread
+
+    def _follow(self, more_bytes: int = 0, most_bytes: float = math.inf) -> None:
+        """Take the newest version if it is newer, of such a size, and no other thread is about to."""
         try:
             found = _file_at(self._path)
         except OSError as error:
             found = ()
             self._refuse(found, error)
-        if found and found != self._loaded.file and found != self._refused and self._lock.acquire(blocking=False):
+        if not found or found in (self._loaded.file, self._refused) or not more_bytes < found[-1] <= most_bytes:
+            return
+        if self._lock.acquire(blocking=False):
             try:
-                self._loaded = self._load()
+                if found != self._loaded.file:  # again: another thread may have taken it
+                    loaded = self._load()
+                    touch(loaded.model)
+                    self._loaded = loaded
             except Exception as error:
                 self._refuse(found, error)
             finally:
                 self._lock.release()
-        return self._loaded.model
-
-    @property
-    def version(self) -> int:
-        """The number of the version that was called last."""
-        return self._loaded.version
 
     def _refuse(self, file: tuple[int, ...], error: Exception) -> None:
         if self._refused != file:
-            self._refused = file
-            warnings.warn(f"{self._path} cannot be read, so version {self.version} is served on: {error}", stacklevel=4)
+            self._refused, self._problem = file, error
 
     def _load(self) -> _Loaded:
         while True:
             file = _file_at(self._path)
             try:
-                found = torch.load(self._path, map_location="cpu", mmap=True, weights_only=False)
+                loaded = _Loaded(file, *_read(self._path, self._verify))
             except Exception:
                 if _file_at(self._path) == file:
                     raise
                 continue
-            # torch opens the file twice, between which a newer one may have come.
+            # The file is opened several times, between which a newer one may have come.
             if _file_at(self._path) == file:
-                return _Loaded(file, found["version"], found["model"].eval().requires_grad_(False))
+                return loaded
+
+
+def _read(path: str, verify: bool) -> tuple[int, Module]:
+    """Map a version; what it needs at once is compared with its checksums, and with ``verify`` all of it."""
+    with naming(path), Archive(path) as archive:
+        if verify:
+            archive.compare()
+        elif archive.has_checksums:
+            archive.compare(archive.small())
+        found = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+        if not isinstance(found, dict) or not isinstance(found.get("model"), Module):
+            raise ValueError("it holds no version of a model")
+        if archive.has_checksums and not verify:
+            archive.compare(archive.dense(found))
+        return int(found["version"]), found["model"].eval().requires_grad_(False)
+
+
+def _poll(reference: weakref.ref[ServedModel], poll: float, stop: threading.Event) -> None:
+    """Follow the newest version, as a thread's body, while somebody holds the served model."""
+    while not stop.wait(poll):
+        served = reference()
+        if served is None:
+            return
+        # Kept until the next turn: the last call that uses it is not to unmap its pages.
+        kept = served._loaded  # noqa: F841
+        served._follow(more_bytes=AT_ONCE)
+        del served
+
+
+def _end(process: int, thread: threading.Thread, stop: threading.Event) -> None:
+    """End a thread that follows. Before the interpreter exits: one that it ends within torch crashes the process."""
+    # A forked process does not have the thread, and its event may be locked for ever.
+    if process == os.getpid():
+        stop.set()
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 def _file_at(path: str) -> tuple[int, ...]:
@@ -153,26 +284,57 @@ def _file_at(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def load_for_serving(folder: str | os.PathLike[str]) -> ServedModel:
+def load_for_serving(folder: str | os.PathLike[str], *, verify: bool = False, poll: float | None = 0.02) -> ServedModel:
     """
     Map the newest version of a model that :func:`save_for_serving` has published.
 
-    Nothing is read but what lookups touch, and processes on one machine share one copy in its page cache. Tables that
-    were on a GPU are mapped for the CPU. A write to a mapped table stays in the process that writes, which pays for a
-    copy of each page.
+    Nothing is read but the dense layers and what lookups touch, and processes on one machine share one copy in its page
+    cache. Tables that were on a GPU are mapped for the CPU. A write to a mapped table stays in the process that writes,
+    which pays for a copy of each page.
 
     Args:
         folder: a folder that you trust as you trust code: the model is unpickled.
+        verify: whether to read the rows of all tables too, of this version and of each newer one, and to compare their
+            checksums. The rest is always compared.
+        poll: how often, in seconds, a thread looks for a newer version, from the first call on. None: there is no
+            thread, and a call loads what it finds, of any size.
 
     Returns:
         A :class:`ServedModel`, which takes each newer version by itself.
 
     Raises:
         FileNotFoundError: if nothing was published in ``folder``.
+        ValueError: if what was published is damaged, needs code that is not here, or has no checksums to ``verify``;
+            the error names the file. Or if ``poll`` is not above 0.
     """
+    if poll is not None and not poll > 0:
+        raise ValueError(f"load_for_serving: poll must be None or above 0, got {poll!r}")
     if not (Path(folder) / MODEL).exists():
         raise FileNotFoundError(
             f"load_for_serving: folder must be one in which save_for_serving has published, got {str(folder)!r}, which "
             f"has no {MODEL}"
         )
-    return ServedModel(folder)
+    return ServedModel(folder, verify, poll)
+
+
+def problems(folder: str | os.PathLike[str]) -> list[str]:
+    """
+    Compare the checksums of all that is published in a folder; nothing is unpickled.
+
+    Args:
+        folder: of :func:`save_for_serving`.
+
+    Returns:
+        A line for each problem, with the file's name.
+    """
+    found, path = [], os.path.join(folder, MODEL)
+    try:
+        with naming(path), Archive(path) as archive:
+            found += [f"{path} cannot be read: {problem}" for problem in archive.damages()]
+            if not found:
+                # torch's reader refuses lists of members that zipfile takes. This runs it, and unpickles nothing.
+                torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        _last_version(Path(folder))
+    except (OSError, ValueError) as error:
+        found.append(str(error))
+    return found

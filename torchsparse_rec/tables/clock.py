@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._fork import HALF_WRITTEN, tell_of_forks
 from .._torch import as_stored
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
@@ -41,6 +44,16 @@ class ClockKind(NamedTuple):
     eps: tuple  # eps, and whether it stands where TensorFlow adds it
 
 
+class _HalfWritten:
+    """The lock, in a forked process, of tables that another thread of its parent was writing."""
+
+    def __enter__(self) -> None:
+        raise RuntimeError(HALF_WRITTEN)
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: nobody enters."""
+
+
 class Clock:
     """
     The count and the history of the steps of tables in one parameter group that have always stepped together.
@@ -63,7 +76,23 @@ class Clock:
         self.steps: Tensor | None = None  # [tables]: what state["step"] of each is a view of, if states have one
         self._tables: list[weakref.ref[Table]] = []
         # Held while rows are written, by a step or by the first reader. Tables that grow have a lock of their own too.
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager = threading.RLock()
+        self._writer: int | None = None  # the thread that writes rows
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """Make a new lock in a forked process, which lacks the thread that may have held the old one."""
+        self.lock = threading.RLock() if self._writer in (None, threading.get_ident()) else _HalfWritten()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the lock, as one who writes rows: a process forked meanwhile by another thread refuses the tables."""
+        with self.lock:
+            before, self._writer = self._writer, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._writer = before
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -164,7 +193,7 @@ class Clock:
         """Bring the weights and states of the given tables up to date."""
         if not self._stale(tables):
             return
-        with writing(table.parameter for table in tables), self.lock, as_stored():
+        with writing(table.parameter for table in tables), self.writing(), as_stored():
             stale = self._stale(tables)  # again: another thread may have brought them up to date
             if not stale:
                 return

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._lock import release_lock, take_lock
+from .._lock import release_lock, take_lock
 
 ROWS = "cold_rows"
 # The file is its own lock: its first page names the process that holds it, and is not counted in positions and sizes.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._fork import tell_of_forks
+from .._fork import tell_of_forks
 
 
 class Tier(ABC):

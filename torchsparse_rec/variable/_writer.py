@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .._lock import release_lock, take_lock
 from . import _shards
-from ._lock import release_lock, take_lock
 from ._manifest import Manifest, Shard, VersionInfo, encode, shard_file
 from ._shards import MANIFEST, PARTIAL_MANIFEST
 from ._versions import Versions

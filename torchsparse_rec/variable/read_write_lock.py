@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Condition, Lock, get_ident
 from typing import Any
 
-from ._fork import tell_of_forks
+from .._fork import HALF_WRITTEN, tell_of_forks
 
 __all__ = ["ReadWriteLock", "reading"]
 
@@ -88,10 +88,7 @@ class ReadWriteLock:
 
     def _refuse_torn(self) -> None:
         if self._is_torn:
-            raise RuntimeError(
-                "a table was being written by another thread when this process was forked from its own: what it has "
-                "here is half written. Fork when nobody trains, or use the start method 'spawn'"
-            )
+            raise RuntimeError(HALF_WRITTEN)
 
     def _wait_to_write(self) -> None:
         self._refuse_torn()

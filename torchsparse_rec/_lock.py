@@ -12,15 +12,39 @@ from pathlib import Path
 __all__ = ["release_lock", "take_lock"]
 
 
-def take_lock(path: Path, busy: Callable[[str], str]) -> int:
+# The descriptors of the locks that this process holds, or waits for.
+_held: set[int] = set()
+
+
+def _after_fork() -> None:
+    """
+    Let go, in a forked process, of the files that its parent has locked: else the locks would outlive the parent.
+
+    Their descriptors stay taken, by nothing: whoever has one here may still close it, and meets no other file.
+    """
+    if _held:
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in _held:
+            os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+        _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def take_lock(path: Path, busy: Callable[[str], str] | None = None) -> int:
     """
     Lock a file until :func:`release_lock` or the end of the process; create it if it is missing.
+
+    Processes that are forked meanwhile do not hold the lock.
 
     The file contains the process's id. A link, or anything but a regular file, under its name is refused.
 
     Args:
         path: of the file, which the holder of the lock may remove.
-        busy: makes the error's text from the id of the process that holds the lock.
+        busy: makes the error's text from the id of the process that holds the lock. None: wait for it.
 
     Returns:
         The file's descriptor.
@@ -35,7 +59,7 @@ def take_lock(path: Path, busy: Callable[[str], str]) -> int:
         descriptor = _opened(path)
         try:
             # The lock belongs to the open file, not to the process: two holders in one process exclude each other too.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy is not None else 0))
             # The last holder may have removed the file before we locked it: then the lock guards nothing.
             if _is_at(path, descriptor):
                 # The id only helps people: on a full disk the file stays empty.
@@ -44,13 +68,19 @@ def take_lock(path: Path, busy: Callable[[str], str]) -> int:
                     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
                 return descriptor
         except BlockingIOError:
+            assert busy is not None
             holder = os.pread(descriptor, 20, 0).rstrip(b"\0").decode(errors="replace") or "unknown"
-            os.close(descriptor)
+            _close(descriptor)
             raise BlockingIOError(errno.EWOULDBLOCK, busy(holder), str(path.parent)) from None
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
-        os.close(descriptor)
+        _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    _held.discard(descriptor)
+    os.close(descriptor)
 
 
 def _opened(path: Path) -> int:
@@ -62,8 +92,9 @@ def _opened(path: Path) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise OSError(error.errno, text, str(path)) from None
         raise
+    _held.add(descriptor)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+        _close(descriptor)
         raise OSError(errno.EINVAL, text, str(path))
     return descriptor
 
@@ -76,8 +107,8 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def release_lock(descriptor: int) -> None:
-    """Release a lock of :func:`take_lock`. Closing is not enough: a process forked meanwhile has the file open too."""
+    """Release a lock of :func:`take_lock`. Closing is not enough: a process forked by C code has the file open too."""
     import fcntl
 
     fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+    _close(descriptor)

@@ -6,7 +6,12 @@ import os
 import weakref
 from typing import Protocol
 
-__all__ = ["tell_of_forks"]
+__all__ = ["HALF_WRITTEN", "tell_of_forks"]
+
+HALF_WRITTEN = (
+    "a table was being written by another thread when this process was forked from its own: what it has here is half "
+    "written. Fork when nobody trains, or use the start method 'spawn'"
+)
 
 
 class _Forked(Protocol):
