@@ -287,7 +287,8 @@ def test_arguments_say_what_is_wrong() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             column()
-    for dtype, bad in (("int64", [1.5]), ("int32", [2**31]), ("int64", ["a"]), ("float32", ["a"]), ("float32", [1e300])):
+    wrong = (("int64", [1.5]), ("int32", [2**31]), ("int64", ["a"]), ("float32", ["a"]), ("float32", [1e300]))
+    for dtype, bad in wrong:
         with pytest.raises(ValueError, match="ExampleColumn: default must be values of torch"):
             ExampleColumn(dtype, 1, bad)
     for text in (3, 2.5, None):
