@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import reduce, wraps
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.utils import _pytree
 
 _Found = TypeVar("_Found")
@@ -330,6 +332,25 @@ def is_made_by_zero() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_copied_to_average() -> bool:
+    """Say whether this is within the ``copy.deepcopy`` by which an AveragedModel begins."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code is AveragedModel.__init__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# Lightning's callback sets the average and the model in each other's place.
+_AVERAGING = ("lightning.pytorch.callbacks.weight_averaging", "pytorch_lightning.callbacks.weight_averaging")
+
+
+def is_averaging(frame: FrameType) -> bool:
+    """Say whether a frame is of code that sets an AveragedModel's parameters beside those of its model."""
+    return frame.f_code is AveragedModel.update_parameters.__code__ or frame.f_globals.get("__name__") in _AVERAGING
 
 
 def is_in_ddp() -> bool:

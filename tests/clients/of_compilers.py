@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clients.cases import Client, Results, Side, learned, train, trained
+from clients.cases import Client, Results, Side, by_id, learned, train, trained
 from clients.of_torch import IDS
 
 from torchsparse_rec import nn
@@ -41,7 +41,9 @@ def exported(side: Side) -> Results:
     torch.export.save(torch.export.export(model.eval(), (IDS,), strict=False), file)
     file.seek(0)
     program = torch.export.load(file)
-    return {"output": program.module()(IDS), **{f"{name}": p for name, p in program.state_dict.items()}}
+    # Torch's programs have no buffers: a table that grows has its initial values.
+    parameters = {name: x for name, x in program.state_dict.items() if isinstance(x, torch.nn.Parameter)}
+    return {"output": program.module()(IDS), **by_id(model, parameters)}
 
 
 def exported_in_training(side: Side) -> Results:

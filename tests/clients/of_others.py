@@ -9,7 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clients.cases import BATCH, DECAY, STEPS, Client, Model, Results, Side, batches, learned, loss_of, train, trained
+from clients.cases import (
+    BATCH,
+    DECAY,
+    STEPS,
+    Client,
+    Model,
+    Results,
+    Side,
+    batches,
+    by_id,
+    learned,
+    loss_of,
+    train,
+    trained,
+)
 from clients.of_torch import IDS, resumed
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -57,7 +71,9 @@ def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, *
         trainer.fit(module, loader())
         trainer.save_checkpoint(Path(folder) / "end.ckpt")
         state = torch.load(Path(folder) / "end.ckpt", weights_only=False)
-    return {**learned(module), **{f"saved {name}": value for name, value in state["state_dict"].items()}}
+    loaded = Module()
+    loaded.load_state_dict(state["state_dict"])
+    return {**learned(module), **learned(loaded, "saved ")}
 
 
 def lightning_clipped(side: Side) -> Results:
@@ -175,8 +191,9 @@ def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Resu
         its.save_model(folder)
         from safetensors.torch import load_file
 
-        state = load_file(Path(folder) / "model.safetensors")
-    return {**learned(module), **{f"saved {name}": value for name, value in state.items()}}
+        loaded = WithLoss()
+        loaded.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    return {**learned(module), **learned(loaded, "saved ")}
 
 
 def trainer_unclipped(side: Side) -> Results:
@@ -206,7 +223,8 @@ def safetensors(side: Side) -> Results:
             load_model(fresh, f"{folder}/model")
             its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
-        return {**resumed(side, load, model, optimizer), **{f"parameter {n}": value for n, value in state.items()}}
+        state = {f"parameter {name}": value for name, value in by_id(model, state).items()}
+        return {**resumed(side, load, model, optimizer), **state}
 
 
 def onnx(side: Side, prepare: Any = lambda model: model, **arguments: Any) -> Results:
@@ -240,7 +258,7 @@ def torchao(side: Side) -> Results:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     model, _optimizer, _ = trained(side)
-    wanted = (torch.nn.Embedding, torch.nn.Linear)
+    wanted = (torch.nn.Embedding, nn.EmbeddingVariable, torch.nn.Linear)
     quantize_(model.eval(), Int8WeightOnlyConfig(), filter_fn=lambda module, _: isinstance(module, wanted))
     quantised = [type(table.weight).__name__ for table in model.tables()]
     output = model(IDS)
@@ -283,6 +301,12 @@ CLIENTS = [
     Client("ONNX", onnx, _ONNX, way="the translations of `torchsparse_rec.onnx`, or `nn.revert(model)` before it"),
     Client("ONNX, our translations", onnx_translated, (*_ONNX, "torchsparse_rec.onnx")),
     Client("ONNX, after `nn.revert`", onnx_reverted, _ONNX, kinds=("Embedding", "EmbeddingBag")),
-    Client("torchao, `quantize_`", torchao, ("torchao",), kinds=("Embedding",)),
+    Client(
+        "torchao, `quantize_`",
+        torchao,
+        ("torchao",),
+        kinds=("Embedding",),
+        way="a `filter_fn` that leaves out tables that grow",
+    ),
     Client("torchao, `AdamW8bit`", torchao_optimizer, ("torchao",), way='`grad_mode="dense"`'),
 ]

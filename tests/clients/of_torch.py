@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 import torch
-from clients.cases import DECAY, LR, Client, Model, Results, Side, batches, learned, loss_of, train, trained
+from clients.cases import DECAY, LR, Client, Model, Results, Side, batches, by_id, learned, loss_of, train, trained
 from torch import Tensor
 from torch.nn.utils import parametrize, prune
 from torch.optim import swa_utils
@@ -27,18 +27,54 @@ def training(side: Side) -> Results:
 
 
 def ema(side: Side) -> Results:
-    """Average exponentially after each step, by torch's class and by hand over ``parameters()``."""
+    """Average exponentially after each step, by torch's class in its three ways."""
     model, optimizer, schedule = side.made()
-    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.8))
-    by_hand = [p.detach().clone() for p in model.parameters()]
+    averages = {
+        "each": swa_utils.AveragedModel(model, avg_fn=swa_utils.get_ema_avg_fn(0.8)),
+        "all": swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.8)),
+        "buffers": swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.8), use_buffers=True),
+    }
 
     def update() -> None:
-        average.update_parameters(model)
-        for mean, p in zip(by_hand, model.parameters(), strict=True):
+        for average in averages.values():
+            average.update_parameters(model)
+
+    train(model, optimizer, schedule, after_step=update)
+    swa_utils.update_bn([IDS], averages["all"])
+    results = {f"{name} output": average.eval()(IDS) for name, average in averages.items()}
+    for name, average in averages.items():
+        results |= learned(average, f"{name}.")
+    return results
+
+
+def ema_by_hand(side: Side) -> Results:
+    """Average exponentially by hand over ``parameters()``."""
+    model, optimizer, schedule = side.made()
+    means = [p.detach().clone() for p in model.parameters()]
+
+    def update() -> None:
+        for mean, p in zip(means, model.parameters(), strict=True):
             mean.lerp_(p.detach(), 0.2)
 
     train(model, optimizer, schedule, after_step=update)
-    return {**learned(average, "average."), **{f"by hand {k}": mean for k, mean in enumerate(by_hand)}}
+    return {f"by hand {k}": mean for k, mean in enumerate(means)}
+
+
+def ema_of_states(side: Side) -> Results:
+    """Average exponentially over the values of ``state_dict()``, as timm's ``ModelEmaV3`` does."""
+    model, optimizer, schedule = side.made()
+    average = copy.deepcopy(model)
+
+    @torch.no_grad()
+    def update() -> None:
+        for mean, x in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(x, 0.2)
+            else:
+                mean.copy_(x)
+
+    train(model, optimizer, schedule, after_step=update)
+    return learned(average)
 
 
 def swa(side: Side) -> Results:
@@ -104,7 +140,7 @@ def gradients(side: Side) -> Results:
     def loss(parameters: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(model, parameters, (IDS,)).square().mean()
 
-    return torch.func.grad(loss)(parameters)
+    return by_id(model, torch.func.grad(loss)(parameters), gradients=True)
 
 
 def per_sample(side: Side) -> Results:
@@ -297,32 +333,44 @@ def stepped_by_torch(side: Side) -> Results:
     return learned(model)
 
 
+_BY_IDS = "torch's `AveragedModel`, in which tables that grow are averaged by ids"
+_IN_EVAL = "for tables that grow: `model.eval()` before it, since rows of new ids would be lost"
 _BY_OURS = "`optim.clip_grad_norm_`, which takes COO gradients; under `fused` nothing can be clipped"
 CLIENTS = [
     Client("a loop of one's own", training),
-    Client("EMA (`AveragedModel`, by hand)", ema),
+    Client("EMA (`AveragedModel`)", ema),
+    Client("EMA by hand, over `parameters()`", ema_by_hand, way=_BY_IDS),
+    Client("EMA over `state_dict()`, as timm's", ema_of_states, way=_BY_IDS),
     Client("SWA (`AveragedModel`, `SWALR`)", swa),
-    Client("`prune`", pruned, kinds=("Embedding", "EmbeddingBag")),
+    Client("`prune`", pruned, kinds=("Embedding", "EmbeddingBag"), way=_IN_EVAL),
     Client(
         "`prune`, of a collection",
         pruned,
         kinds=("EmbeddingBagCollection",),
         way="`torch.nn.utils.parametrize`, whose weights need no hook",
     ),
-    Client("`parametrize`", parametrized),
-    Client("`functional_call`", functional),
-    Client("`torch.func.grad`", gradients),
+    Client("`parametrize`", parametrized, way=_IN_EVAL),
+    Client("`functional_call`", functional, way=_IN_EVAL),
+    Client("`torch.func.grad`", gradients, way=_IN_EVAL),
     Client("`vmap` over `grad`", per_sample, way='`grad_mode="dense"`: torch\'s `sparse=True` is refused too'),
-    Client("`vmap` over `stack_module_state`", ensemble),
-    Client("`vmap` of a model", looked_up_in_vmap),
+    Client("`vmap` over `stack_module_state`", ensemble, way="for tables that grow: each model by itself"),
+    Client(
+        "`vmap` of a model",
+        looked_up_in_vmap,
+        way=_IN_EVAL,
+    ),
     Client("`copy.deepcopy`", copied),
     Client("`torch.save`", saved),
-    Client("DCP (`torch.distributed.checkpoint`)", dcp_saved),
+    Client(
+        "DCP (`torch.distributed.checkpoint`)",
+        dcp_saved,
+        way="for tables that grow: `torch.save`, or `distributed.save` and `distributed.load`",
+    ),
     Client("torch's `clip_grad_norm_`", clipped, way=_BY_OURS),
     Client("our `optim.clip_grad_norm_`", clipped_by_ours),
     Client("gradient accumulation", accumulated, way="one `backward()` of the sum of the losses, or another mode"),
     Client("`GradScaler`", scaled),
     Client("an optimizer for each parameter, in hooks", in_hooks, way="what it is for, `fused` does by itself"),
-    Client("tied weights", tied),
+    Client("tied weights", tied, way="the rows that a lookup returns: of a table that grows `table(ids)`"),
     Client("an optimizer of torch's afterwards", stepped_by_torch, way="another `grad_mode` before it"),
 ]

@@ -23,7 +23,9 @@ Each row is a way in which programs use a model and its optimizer. It is run wit
 `torch.optim.Adam`, and again with `nn.Embedding`, `nn.EmbeddingBag` and `nn.EmbeddingBagCollection` in each mode and
 `optim.Adam`. Both runs must give the same numbers, to rounding. The tables have 40 rows, of which a step reads a few,
 and the learning rate falls, so that rows without gradient move as well. The tables of `"auto"` are larger, so that it
-chooses COO gradients, or fused ones where `in_backward=True` allows them.
+chooses COO gradients, or fused ones where `in_backward=True` allows them. In the last two columns the tables grow:
+`nn.EmbeddingVariable`, and a collection with `ev_option`, from 8 rows, with torch's initial rows; what is compared are
+the rows of torch's ids.
 
 * right: the numbers are the same;
 * refused: an error says what is not supported, or a warning says that a tool skips tables; the text has that number;
@@ -33,7 +35,10 @@ chooses COO gradients, or fused ones where `in_backward=True` allows them.
 wrong and not known to be, and where it is not what this page says. The mode `fused` is for optimizers made with
 `in_backward=True`, see [embeddings.md](embeddings.md).
 """
-_MODES = ("`dense`", "`sparse`", "`fused`", "`auto`", "`auto`, `in_backward=True`")
+_MODES = (
+    *("`dense`", "`sparse`", "`fused`", "`auto`", "`auto`, `in_backward=True`"),
+    *("tables that grow, `sparse`", "tables that grow, `fused`"),
+)
 
 
 def cell(name: str, mode: str, outcome: Outcome) -> Cell:

@@ -107,7 +107,7 @@ def test_a_resumed_run_evicts_at_the_same_steps(how: str, every: int, tmp_path: 
     elif how.endswith("state_dict"):
         state = table.state_dict()
         if how == "old state_dict":
-            del state["_extra_state"]["seen"]
+            state["_extra_state"] = dict(zip(("global_step", "evicted"), state["_extra_state"].tolist(), strict=False))
         other.load_state_dict(state)
     else:
         other = copy.deepcopy(table) if how == "deepcopy" else pickle.loads(pickle.dumps(table))

@@ -55,7 +55,7 @@ def rows_of_keys(
     Returns:
         The plan, the tables and the ids, with rows for keys. ``ids.indices`` is a new tensor.
     """
-    if occurrences is not None and any(variable.training for variable in growing.values()):
+    if occurrences is not None and any(variable.trains() for variable in growing.values()):
         behind = occurrences.cumsum(0)
         at = torch.tensor([0, *accumulate(lengths)], device=behind.device)
         each = torch.cat([behind.new_zeros(1), behind])[at].diff().tolist()
@@ -104,7 +104,8 @@ def _rows_of_one(variable: EmbeddingVariable, weight: Parameter, keys: Tensor) -
     check_range("lookup: input", keys, variable.key_dtype)
     if variable.key_dtype == torch.int32:
         keys = keys.int()
-    if variable.training:
+    variable._check_places()
+    if variable.trains():
         with variable.writing():
             return weight, variable.rows_of(keys)
     return variable._read_here(keys), torch.arange(keys.shape[0], device=keys.device)  # type: ignore[return-value]

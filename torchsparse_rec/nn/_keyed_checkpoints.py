@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._torch import as_stored
+from ..tables.growing import plain_rows
 from ..tables.part import are_left_out
 from ..tables.table import split_part
 from ..variable._loaded import problem_of_state
@@ -157,8 +159,8 @@ class KeyedCheckpoints(KeyedTable):
         """
         Return the state as :meth:`torch.nn.Module.state_dict` does, with copies of the rows in other tiers.
 
-        All of it is of one moment, even if another thread trains. The tensors of the first tier are the table's own,
-        and training changes them later: copy them, or use :meth:`save`.
+        All of it is of one moment, even if another thread trains. The rows of the first tier are the table's own, and
+        training changes them later: copy them, or use :meth:`save`.
 
         Raises:
             RuntimeError: the table is split over ranks: tensors of one rank under one name would lose the others' keys.
@@ -166,12 +168,14 @@ class KeyedCheckpoints(KeyedTable):
         with self._settled():
             return super().state_dict(*args, **kwargs)
 
-    def get_extra_state(self) -> dict[str, int]:
-        """Return the state that is not in tensors, for ``state_dict()``."""
-        return {"global_step": self.global_step, "evicted": self._rows.evicted, "seen": self._rows.seen}
+    def get_extra_state(self) -> Tensor:
+        """Return the state that is not in tensors, for ``state_dict()``, as a tensor: many know no other values."""
+        return torch.tensor([self.global_step, self._rows.evicted, self._rows.seen], device="cpu")
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        """Take over the result of :meth:`get_extra_state`."""
+    def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
+        """Take over the result of :meth:`get_extra_state`, which was a dict in older versions."""
+        if isinstance(state, Tensor):
+            state = dict(zip(("global_step", "evicted", "seen"), state.tolist(), strict=True))
         self.global_step, self._rows.evicted = state["global_step"], state["evicted"]
         self._rows.seen = seen_of(state)
 
@@ -211,6 +215,8 @@ class KeyedCheckpoints(KeyedTable):
                 raise RuntimeError(f"EmbeddingVariable.load_state_dict: of {self.name!r}: {problem}")
         self._flush()
         stored = self._stored_weight()
+        if weight is not None:
+            state_dict[f"{prefix}weight"] = weight = plain_rows(weight)
         cold = {
             name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
             for name in list(state_dict)
@@ -218,7 +224,9 @@ class KeyedCheckpoints(KeyedTable):
         }
         if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
             self._store.resize(weight.shape[0])
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        with as_stored():
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._store.tend(self)  # the Parameter may be another
         self._training.forget()
         if weight is None:
             return

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored
-from ..tables.table import split_part
+from .._torch import as_stored, is_averaging
+from ..tables.growing import Places
+from ..tables.table import split_part, table_of
 from ..typing import GradMode
 from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values, is_in_job
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
 from ..variable.initial import InitialRows
-from ..variable.keys import KeyRows
+from ..variable.keys import KeyRows, OwnTensors
 from ..variable.optimizer_rows import new_zeros
 from ..variable.options import EmbeddingVariableOption
 from ..variable.read_write_lock import ReadWriteLock
@@ -72,6 +75,8 @@ class KeyedTable(GradModeMixin):
         seed = zlib.crc32(self.name.encode()) if seed is None else seed
         self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
         self.register_parameter("weight", Parameter(new_zeros((capacity, embedding_dim), dtype, device)))
+        #: Of the copy in an AveragedModel: the table that it is a copy of.
+        self._model: weakref.ref[KeyedTable] | None = None
         self._lock = ReadWriteLock()
         self._store = store = RowStore(self.name, key_dtype, self.keys, self._parameters, self._stored_weight)
         self._rows = TableRows(store, option, self.admission)
@@ -333,11 +338,13 @@ class KeyedTable(GradModeMixin):
             yield
 
     def _leave_inference_mode(self) -> None:
-        """Replace buffers made in inference mode, which no other mode may write."""
+        """Replace tensors made in inference mode, which no other mode may write."""
         for module in self.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_inference():
                     module._buffers[name] = buffer.clone()
+            if isinstance(module, OwnTensors):
+                module._apply(torch.clone)
 
     def lock_number(self) -> int:
         """Return the number of the table's lock; a thread takes several locks in ascending order."""
@@ -352,6 +359,46 @@ class KeyedTable(GradModeMixin):
     def stepped(self) -> None:
         """Count a step that the optimizer has ended."""
         self._store.step += 1
+
+    def places(self, reader: FrameType) -> Places:
+        """
+        Bring all rows up to date, and return the row of each key: code of others is about to read or write them.
+
+        The copy in an AveragedModel first gives its rows to the keys that the model has now: those that are new begin
+        with their initial values.
+        """
+        model = None if self._model is None or not is_averaging(reader) else self._model()
+        with nullcontext() if model is None else model._settled(), self._settled():
+            self._flush()
+            if model is not None and not self.keys.places().are(model.keys.places()):
+                self._follow(model)
+            return self.keys.places()
+
+    @torch.no_grad()
+    def _follow(self, model: KeyedTable) -> None:
+        """Take over the keys of another table, and keep the values of those that are in both."""
+        weight = self._stored_weight()
+        if self.cold is not None or model.cold is not None:
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: a table in tiers cannot be averaged, since rows are elsewhere: take "
+                "it out of the AveragedModel, or average by export(), lookup() and insert()"
+            )
+        if table_of(weight).rows is not None:
+            return  # it is trained by itself: its rows will not be averaged with others'
+        rows = model.keys.rows().to(weight.device)
+        keys = model.keys.entries[:, 0].to(weight.device)[rows]
+        before = self.keys.find(keys)
+        values = self.initial.rows_of(keys, weight, before < 0)
+        values = torch.where((before < 0)[:, None], values, weight.detach()[before.clamp_min(0)])
+        made = new_zeros((model.keys.capacity, self.embedding_dim), weight.dtype, weight.device)
+        made[: self.keys.reserved] = self._training.default
+        made[rows] = values
+        self._store._replace(made)
+        self.keys.follow(model.keys)
+        if self.admission is not None and model.admission is not None:
+            self.admission.load_state_dict(model.admission.state_dict())
+        self.set_extra_state(model.get_extra_state())
+        self._training.forget()
 
     def history_ends(self) -> None:
         """Flush the rows of other tiers, before the optimizer forgets its history."""

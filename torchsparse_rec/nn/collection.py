@@ -228,7 +228,7 @@ class Collection(HasGradMode):
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
         """Return the plan for the tables' present sizes: the same object for the same sizes."""
         sized = plan.of_sizes(weights)
-        if any(growing.training is False for growing in self._growing.values()):
+        if any(not growing.trains() for growing in self._growing.values()):
             return sized  # its sizes are those of this batch: it is of no use to the next
         return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 

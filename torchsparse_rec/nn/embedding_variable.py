@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from .. import ops
 from .._reduction import SUM
-from .._torch import as_stored
+from .._torch import as_stored, is_copied_to_average
+from ..tables.growing import GrowingRows
 from ..tables.table import is_growing_stale, table_of
 from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
@@ -105,9 +107,14 @@ class EmbeddingVariable(KeyedCheckpoints):
         with as_stored():
             return self._look_up_here(ids)
 
+    def trains(self) -> bool:
+        """Say whether lookups insert keys: in ``train()``, but not where ``update_bn`` calls an AveragedModel."""
+        return self.training and (self._model is None or torch.is_grad_enabled())
+
     def _look_up_here(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
         """Return the rows of keys ``[N]``, of which this process has all; see :meth:`rows_of`."""
-        if self.training:
+        self._check_places()
+        if self.trains():
             with self.writing():
                 rows = self.rows_of(ids, occurrences)
             kind = self._gradient_kind(self._stored_weight(), len(ids))  # which may write the table
@@ -144,6 +151,18 @@ class EmbeddingVariable(KeyedCheckpoints):
         if input.is_nested:
             return nested_like(input, self.lookup(input.values()))
         return self._read_here(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+
+    def _check_places(self) -> None:
+        """Raise ``RuntimeError`` if ``functional_call`` and the like give the table rows of other keys."""
+        weight = self._stored_weight()
+        if type(weight) is GrowingRows:
+            for places in weight._places:
+                places.check(self.keys.places())
+        elif weight.shape[0] != self.keys.capacity:
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: its weight has {weight.shape[0]} rows, but its keys have "
+                f"{self.keys.capacity}: rows taken before the table grew are not those of its keys now"
+            )
 
     @torch.no_grad()
     def _read_here(self, ids: Tensor) -> Tensor:
@@ -269,7 +288,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def takes_all(self) -> bool:
         """Say whether a lookup inserts every int64 key that has no row, without a filter or other tiers to ask."""
-        return self.training and not torch.compiler.is_exporting() and self._training.takes_all()
+        return self.trains() and not torch.compiler.is_exporting() and self._training.takes_all()
 
     def _begin_lookup(self, count: int) -> TrainingRows:
         """Prepare a training lookup of ``count`` ids, and return what finds their rows."""
@@ -280,7 +299,10 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _apply(self, fn: Any, recurse: bool = True):
         self._flush()
-        return super()._apply(fn, recurse)
+        with as_stored():
+            super()._apply(fn, recurse)
+        self._store.tend(self)  # the Parameter may be another
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """
@@ -290,9 +312,11 @@ class EmbeddingVariable(KeyedCheckpoints):
             TypeError: if rows are on disk.
         """
         self._flush()
-        return super().__getstate__()
+        return {**super().__getstate__(), "_model": weakref.ref(self) if is_copied_to_average() else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the result of :meth:`__getstate__`."""
+        self._model = None  # older pickles do not have it
         super().__setstate__(state)
         self._store.follow(self._stored_weight)
+        self._store.tend(self)

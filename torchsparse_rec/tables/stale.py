@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, grad_of, outside_transforms, see_transformed, untraced
+from .growing import Places, by_place
 from .part import Part, mark_gradient, passed_on, refuse_one_rank
 from .table import split_part, table_if_any, table_of
 
@@ -34,6 +35,7 @@ __all__ = [
     "flush_read",
     "is_parameter",
     "mark_fresh",
+    "mark_growing",
     "mark_stale",
     "mark_stepped",
     "set_part",
@@ -60,6 +62,8 @@ _METADATA = {
 _ASKING = {("LOAD_ATTR", name) for name in (*_READ, *_CALLED)} | {("LOAD_METHOD", name) for name in _CALLED}
 _ASKING |= {("STORE_ATTR", name) for name in _SET}
 
+# What this package's own modules are called.
+_PACKAGE = __name__.partition(".")[0] + "."
 # The file of torch's clipping functions, which silently skip parameters without a gradient.
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
 
@@ -69,6 +73,8 @@ class StaleParameter(Parameter):
     A table's parameter while an optimizer of this package may leave rows of it stale, or other ranks have parts of it.
 
     A table that a backward steps has it too: who reads its gradient to clip it is told that it comes too late.
+
+    A table that grows has it always: code of others does not know which key a row has, see ``growing.py``.
 
     Copies are plain Parameters. A flush does not change the class back: compilers recompile whenever a parameter's
     class changes.
@@ -80,7 +86,11 @@ class StaleParameter(Parameter):
         kwargs = {} if kwargs is None else kwargs
         if func not in _METADATA or any(other is not cls for other in types):
             if not torch.compiler.is_compiling():
+                reader = sys._getframe(1)
+                places = _places_among([args, kwargs], reader)
                 _flush_among([args, kwargs])
+                if places:
+                    return by_place(cls, func, types, args, kwargs, places)
             elif not torch.compiler.is_exporting():
                 _flush_untraced([args, kwargs])
         result = passed_on(cls, func, types, args, kwargs)
@@ -171,6 +181,12 @@ def mark_stepped(parameters: Iterable[Tensor]) -> None:
             _give_class(parameter)
 
 
+def mark_growing(parameter: Tensor) -> None:
+    """Make the parameter of a table that grows ``StaleParameter``, unless it has a class of the user's."""
+    if type(parameter) is Parameter:
+        _give_class(parameter)
+
+
 def _give_class(parameter: Tensor) -> None:
     parameter.__class__ = StaleParameter  # type: ignore[assignment]
     _watch_transforms()
@@ -178,7 +194,8 @@ def _give_class(parameter: Tensor) -> None:
 
 def mark_fresh(parameter: Tensor) -> None:
     """Make a parameter that has no stale rows a plain Parameter again, unless it is a part."""
-    if type(parameter) is StaleParameter and split_part(parameter) is None:
+    table = table_if_any(parameter)
+    if type(parameter) is StaleParameter and (table is None or (table.growing is None and table.part is None)):
         parameter.__class__ = Parameter  # type: ignore[assignment]
 
 
@@ -233,6 +250,22 @@ def _watch_transforms() -> None:
 def _flush_transformed(x: Any) -> None:
     if type(x) is StaleParameter:
         (_flush_untraced if torch.compiler.is_compiling() else _flush_among)(x)
+
+
+def _places_among(arguments: Any, reader: FrameType) -> dict[int, Places]:
+    """Return the places of the whole tables that grow among a function's arguments, unless this package calls it."""
+    if reader.f_globals.get("__name__") == "torch._ops" and reader.f_back is not None:  # an operator's Python
+        reader = reader.f_back
+    if reader.f_globals.get("__name__", "").startswith(_PACKAGE):
+        return {}
+    found = {}
+    for parameter in _stale_among(arguments):
+        table = table_if_any(parameter)
+        growing = None if table is None or table.growing is None else table.growing()
+        if growing is not None:
+            with outside_transforms():
+                found[id(parameter)] = growing.places(reader)
+    return found
 
 
 def _flush_among(arguments: Any) -> None:

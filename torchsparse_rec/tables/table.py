@@ -11,6 +11,7 @@ import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from .._torch import grad_of, see_swapped
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
     from .clock import Clock
+    from .growing import Places
     from .part import Part
 
 __all__ = [
@@ -124,6 +126,9 @@ class Growing(Protocol):
 
     def stepped(self) -> None:
         """Take note that a step of the optimizer has ended."""
+
+    def places(self, reader: FrameType) -> Places:
+        """Bring all rows up to date, and return the row of each key: code of others is about to read or write them."""
 
     def history_ends(self) -> None:
         """Bring rows kept elsewhere up to date: the history of the steps so far is about to be dropped."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._torch import is_in_ddp, is_in_fsdp
+from ..tables.stale import is_parameter
 from ..tables.table import split_part
 from .options import EmbeddingVariableOption
 
@@ -111,6 +112,11 @@ def check_trainable(module: torch.nn.Module, name: str, weight: Tensor) -> None:
         raise RuntimeError(
             f"EmbeddingVariable {name!r}: a table that grows cannot be in fully_shard, which deals out the "
             "rows that it has now: leave it out by ignored_params"
+        )
+    if not is_parameter(weight):
+        raise RuntimeError(
+            f"EmbeddingVariable {name!r}: its weight is computed (prune, parametrize), or given by functional_call or "
+            "torch.func, so that rows of new ids would be lost: call eval() on the table, or train it as it is"
         )
 
 

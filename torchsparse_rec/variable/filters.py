@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import ops
-from .keys import KeyRows, unpacked
+from .keys import KeyRows, OwnTensors, unpacked
 from .options import CBFFilter, CounterFilter
 
 __all__ = ["CounterAdmission", "SketchAdmission", "admission_of"]
@@ -78,7 +80,7 @@ class CounterAdmission(torch.nn.Module):
         return True
 
 
-class SketchAdmission(torch.nn.Module):
+class SketchAdmission(OwnTensors):
     """
     Admission by a counting Bloom filter of the keys that have no row yet.
 
@@ -87,14 +89,19 @@ class SketchAdmission(torch.nn.Module):
         device: of the filter.
     """
 
+    tensors = saved = ("sketch",)
     filtered: Tensor
-    sketch: Tensor
 
     def __init__(self, option: CBFFilter, device: torch.device | str | None) -> None:
         super().__init__()
         self.register_buffer("filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self.filter_freq, self.num_hashes = option.filter_freq, option.num_hashes
-        self.register_buffer("sketch", torch.zeros(option.counters, dtype=option.counter_type, device=device))
+        self.sketch = torch.zeros(option.counters, dtype=option.counter_type, device=device)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        if prefix + "sketch" in state_dict:
+            self.sketch.copy_(state_dict[prefix + "sketch"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def count(self, ids: Tensor, absent: Tensor, version: int) -> tuple[Tensor, Tensor]:
         """Count keys, see :meth:`CounterAdmission.count`; ``version`` is ignored."""

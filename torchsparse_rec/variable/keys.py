@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..tables.growing import Places, marked, plain_rows
 from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
 
 __all__ = ["KeyRows", "insert_together", "packed", "unpacked"]
@@ -28,17 +29,49 @@ def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
 
 
-class KeyRows(torch.nn.Module):
+class OwnTensors(torch.nn.Module):
     """
-    Keys and their rows, in buffers whose format is described in csrc/table.h.
+    A module whose tensors are no buffers: others average and broadcast buffers, which would make nonsense of keys.
+
+    A ``state_dict`` has copies of them, since what others write there must not come here.
+    """
+
+    #: The attributes that move with the module, and which of them a ``state_dict`` has.
+    tensors: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+
+    def _apply(self, fn: Any, recurse: bool = True):
+        super()._apply(fn, recurse)
+        for name in self.tensors:
+            setattr(self, name, fn(getattr(self, name)))
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.saved:
+            destination[prefix + name] = getattr(self, name).clone()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing: list[str], *lists: list[str]
+    ) -> None:
+        rest = {name: x for name, x in state_dict.items() if name not in {prefix + own for own in self.saved}}
+        missing += [prefix + name for name in self.saved if strict and prefix + name not in state_dict]
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing, *lists)
+
+
+class KeyRows(OwnTensors):
+    """
+    Keys and their rows, in tensors whose format is described in csrc/table.h.
 
     Args:
         name: of the owner, for errors.
         capacity: rows at first.
         reserved: the first rows, which no key gets.
-        device: of the buffers.
+        device: of the tensors.
     """
 
+    tensors = ("entries", "counters", "free_rows", "index")
+    saved = ("entries", "counters", "free_rows")
     index: Tensor
     entries: Tensor
     counters: Tensor
@@ -46,6 +79,7 @@ class KeyRows(torch.nn.Module):
     _failed_before: int
     # On CUDA, how many rows are known to be free.
     _sure_room = 0
+    _known_places: tuple[tuple[int, ...], Places] | None = None
     # Rows of erased keys, added to free_rows when there is no other room; None: they must be searched for.
     _freed: list[Tensor] | None
 
@@ -66,22 +100,46 @@ class KeyRows(torch.nn.Module):
         """Take over a state of any capacity, and build its index anew."""
         counters[_ERASED] = counters[_INSERTED] - (entries[self.reserved :, 1] != -1).sum()
         index = new_index(self.name, entries, counters)
-        for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
-            self.register_buffer(name, value)
-        self.register_buffer("index", index, persistent=False)
+        self.entries, self.counters, self.free_rows, self.index = entries, counters, free_rows, index
+        self._known_places = None
         self._failed_before = self.failed
         self._sure_room = 0
         self._freed = None
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self.counters.is_meta:
+            for name in ("entries", "free_rows"):  # which are as long as they are for these keys
+                marked(destination[prefix + name], (self.places(),), of_rows=True)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load a state of any capacity."""
-        names = ("entries", "counters", "free_rows")
-        if all(prefix + name in state_dict for name in names):
+        if prefix + "counters" in state_dict and prefix + "free_rows" not in state_dict:
+            # Of several empty tensors safetensors keeps one. Free rows are searched for when they are needed.
+            none = {"free_rows": self.free_rows.new_empty(0), "counters": state_dict[prefix + "counters"].clone()}
+            none["counters"][_REUSED] = 0
+            state_dict = {**state_dict, **{prefix + name: x for name, x in none.items()}}
+        if all(prefix + name in state_dict for name in self.saved):
             device = self.entries.device
-            self.set_state(*(state_dict[prefix + name].to(device, copy=True) for name in names))
             # Copies, even with assign=True: two tables cannot share their keys.
-            state_dict = {**state_dict, **{prefix + name: getattr(self, name) for name in names}}
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+            self.set_state(*(plain_rows(state_dict[prefix + name]).to(device, copy=True) for name in self.saved))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def places(self) -> Places:
+        """Return the row of each key; the same object while no key comes or goes. On CUDA it waits for the device."""
+        _, _, _, inserted, erased, *_ = self.counters.tolist()
+        known, now = self._known_places, (inserted, erased, self.capacity)
+        if known is None or known[0] != now:
+            known = self._known_places = now, Places(self.name, self.entries[:, 0], self.entries[:, 1] != -1)
+        return known[1]
+
+    def follow(self, other: KeyRows) -> None:
+        """Give each key the row that it has in another table."""
+        device = self.entries.device
+        for name in self.tensors:
+            setattr(self, name, getattr(other, name).to(device, copy=True))
+        self._failed_before, self._freed, self._sure_room = self.failed, None, 0
+        self._known_places = other._known_places
 
     # ---- Sizes -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import unserializable_hook
 
 from .. import ops
+from ..tables.stale import mark_growing
 from ..tables.table import Growing, table_of
 from .keys import KeyRows, packed, unpacked
 from .optimizer_rows import OptimizerRows, new_zeros
@@ -164,6 +165,7 @@ class RowStore:
         """Let optimizers tell ``growing`` of their steps; the Parameter may be another object than before."""
         weight = self.weight
         table = table_of(weight)
+        mark_growing(weight)
         if table.growing is None or table.growing() is not growing:
             table.growing = weakref.ref(growing)
             weight.register_hook(_fit_gradient(weight))

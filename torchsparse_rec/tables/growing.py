@@ -1,0 +1,172 @@
+"""
+The rows of a table that grows, in the hands of code of others, who know of no keys.
+
+Which row a key has changes as keys come and go. Code that computes with rows of two moments, as an average of a model
+does, would mix the rows of different keys: it is told so, by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import as_stored
+from .part import passed_on
+
+__all__ = ["GrowingRows", "Places", "by_place", "marked", "plain_rows"]
+
+# Functions that set tensors beside each other: none of their rows meets a row of another tensor.
+_BESIDE = {"cat", "concat", "concatenate", "hstack", "vstack", "row_stack"}
+# Functions that give each row of a matrix a score.
+_SCORES = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "mv", "addmv", "bmm", "einsum"}
+
+
+class Places:
+    """
+    The rows of the keys of a table that grows, at one moment.
+
+    Args:
+        name: the table's, for errors.
+        keys: the key of each row, ``[R]`` int64.
+        taken: which rows have one, ``[R]`` bool.
+    """
+
+    __slots__ = ("name", "keys", "taken")
+
+    def __init__(self, name: str, keys: Tensor, taken: Tensor) -> None:
+        self.name, self.keys, self.taken = name, keys * taken, taken
+
+    def are(self, others: Places) -> bool:
+        """Say whether each row has the same key in both."""
+        if self is others:
+            return True
+        if len(self.keys) != len(others.keys):
+            return False
+        taken, keys = (x.to(self.keys.device) for x in (others.taken, others.keys))
+        return torch.equal(self.taken, taken) and torch.equal(self.keys, keys)
+
+    def check(self, others: Places) -> None:
+        """Raise ``RuntimeError`` if a row has not the same key in both."""
+        if not self.are(others):
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: rows of a table that grows meet rows taken when other ids had them, "
+                "so that the values of different ids would be mixed. To average a model take "
+                "torch.optim.swa_utils.AveragedModel, whose copy of the table goes by ids, or average by export(), "
+                "lookup() and insert(), as docs/embedding_variable.md shows"
+            )
+
+
+class GrowingRows(Tensor):
+    """Rows by place, of a table that grows: what code of others has made of a parameter or a ``state_dict``."""
+
+    _places: tuple[Places, ...]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func`` as for plain tensors, unless it would mix rows of different keys."""
+        for other in types:
+            if other is not cls:  # a parameter's class finds its places first
+                return other.__torch_function__(func, types, args, kwargs)
+        return by_place(cls, func, types, args, {} if kwargs is None else kwargs, {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what a file keeps of the rows: a plain tensor."""
+        return plain_rows(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        """Return a deep copy, of rows of the same keys."""
+        if id(self) not in memo:
+            memo[id(self)] = marked(copy.deepcopy(plain_rows(self), memo), self._places)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
+
+def plain_rows(x: Tensor) -> Tensor:
+    """Return a plain tensor in the same memory."""
+    if type(x) is not GrowingRows:
+        return x
+    with as_stored():
+        return x.detach()
+
+
+def marked(x: Any, places: tuple[Places, ...], of_rows: bool = False) -> Any:
+    """Make a plain tensor ``GrowingRows``, if it has or may have something for each row of the table."""
+    if type(x) is Tensor and (of_rows or (x.dim() and x.numel() >= min(len(each.keys) for each in places))):
+        x.__class__ = GrowingRows  # type: ignore[assignment]
+    if type(x) is GrowingRows:
+        x._places = places
+    return x
+
+
+def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: dict[int, Places]) -> Any:
+    """
+    Call a function of torch for code of others, and mark the rows that it returns.
+
+    Args:
+        cls: the class that torch has asked.
+        func: the function, as are ``types``, ``args`` and ``kwargs``.
+        types: the classes among the arguments.
+        args: of the function.
+        kwargs: of the function.
+        known: the places of the tables' parameters among the arguments, by ``id``.
+
+    Raises:
+        RuntimeError: rows of different keys would be mixed.
+    """
+    others = tuple(other for other in types if other not in (cls, GrowingRows))
+    given = [*args, *kwargs.values()]
+    name = getattr(func, "__name__", "")
+    if name.startswith("_foreach_"):
+        lists = [x for x in given if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor)]
+        columns = [_together(column, known) for column in zip(*lists, strict=False)]
+        result = passed_on(cls, func, others, args, kwargs)
+        targets = lists[0] if name.endswith("_") else result if isinstance(result, (list, tuple)) else []
+        for x, places in zip(targets, columns, strict=False):
+            if places:
+                marked(x, places)
+        return result
+    if name in _BESIDE:
+        places = tuple(each for x in _tensors(given) for each in _places_of(x, known))
+    else:
+        places = _together(_tensors(given), known)
+    if name in _SCORES and any(x.requires_grad for x in _tensors(given) if _places_of(x, known)):
+        raise RuntimeError(
+            f"EmbeddingVariable {places[0].name!r}: its weight is also that of another layer (tied weights), which "
+            "takes rows by their number, but ids of a table that grows have no fixed one: give the layer the rows that "
+            "a lookup of its ids returns"
+        )
+    result = passed_on(cls, func, others, args, kwargs)
+    if places:
+        for x in _tensors([result]):
+            if id(x) not in known:
+                marked(x, places)
+    return result
+
+
+def _together(tensors: Iterable[Any], known: dict[int, Places]) -> tuple[Places, ...]:
+    """Return the places of the rows of tensors that a function takes together, if they are the same."""
+    found: tuple[Places, ...] = ()
+    for x in tensors:
+        its = _places_of(x, known)
+        if found and its:
+            if len(found) != len(its):
+                return found
+            for mine, other in zip(found, its, strict=True):
+                mine.check(other)
+        found = found or its
+    return found
+
+
+def _places_of(x: Any, known: dict[int, Places]) -> tuple[Places, ...]:
+    if type(x) is GrowingRows:
+        return x._places
+    return (known[id(x)],) if id(x) in known else ()
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x]
+    return [each for item in x for each in _tensors(item)] if isinstance(x, (list, tuple)) else []
