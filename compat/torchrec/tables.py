@@ -38,8 +38,8 @@ def load_tables(
 
     None of them is needed, nor a process group. Files are mapped into memory and copied part by part, so that nothing
     but the tables and the states takes memory, and for a moment the keys of tables that grow. Names, shapes, dtypes,
-    keys and checksums of all that is loaded are compared before any is written. If tables of the model are split by
-    :func:`torchsparse_rec.distributed.shard`, all ranks call this, and each reads its part.
+    keys and checksums of all that is loaded are compared before any is written; dumps have no checksums. If tables of
+    the model are split by :func:`torchsparse_rec.distributed.shard`, all ranks call this, and each reads its part.
 
     Args:
         path: a folder that ``torch.distributed.checkpoint.save`` has written, from any number of ranks, with tables

@@ -412,7 +412,7 @@ def test_files(tmp_path, capsys):
     file.write_bytes(content[:at])
     check(path, "must have the bytes 0 to .* but ends at")
     file.write_bytes(b"x" * len(content))
-    check(path, "is damaged, or of another kind than torch.save")
+    check(path, "is damaged, or of another kind than its name says")
     file.unlink()
     check(path, "is missing: .metadata says that", FileNotFoundError)
     (path / ".metadata").write_bytes(b"no pickle")

@@ -68,7 +68,7 @@ def _of(name: str, change: Any) -> Any:
         (_of("keys.free_rows", lambda x: torch.tensor([10**6], dtype=torch.int32)), "free_rows must be rows without"),
         (_of("keys.free_rows", lambda x: torch.tensor([1], dtype=torch.int32)), "free_rows must be rows without a key"),
         (_of("_extra_state", lambda x: {}), "_extra_state must have counts of global_step"),
-        (_of("_extra_state", lambda x: {**x, "evicted": "x"}), "_extra_state must have counts of global_step"),
+        (_of("_extra_state", lambda x: x - 5), "_extra_state must have counts of global_step"),
         (_of("admission.candidates.entries", lambda x: x.float()), "admission.candidates.entries must be a tensor"),
         (lambda state: {**state, "cold.keys": torch.arange(2)}, "shard 'rows' must hold keys, values, frequencies"),
     ],

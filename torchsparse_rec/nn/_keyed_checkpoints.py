@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored
-from ..tables.growing import plain_rows
+from ..tables.growing import marked, plain_rows
 from ..tables.part import are_left_out
 from ..tables.table import split_part
-from ..variable._loaded import problem_of_state
+from ..variable._loaded import counts_of, problem_of_state
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
 from ..variable.records import Part
-from ..variable.saving import checked, checks_of, restore, save, seen_of
+from ..variable.saving import checked, checks_of, restore, save
 from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
@@ -174,10 +174,10 @@ class KeyedCheckpoints(KeyedTable):
 
     def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
         """Take over the result of :meth:`get_extra_state`, which was a dict in older versions."""
-        if isinstance(state, Tensor):
-            state = dict(zip(("global_step", "evicted", "seen"), state.tolist(), strict=True))
-        self.global_step, self._rows.evicted = state["global_step"], state["evicted"]
-        self._rows.seen = seen_of(state)
+        counts = counts_of(state)
+        if counts is None:
+            raise ValueError(f"EmbeddingVariable {self.name!r}: the extra state must have three counts, got {state!r}")
+        self.global_step, self._rows.evicted, self._rows.seen = counts
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if are_left_out(split_part(self._stored_weight())):
@@ -191,6 +191,8 @@ class KeyedCheckpoints(KeyedTable):
                 destination[f"{prefix}cold.{name}"] = values
         self._flush()
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars and f"{prefix}weight" in destination and not self.keys.counters.is_meta:
+            marked(destination[f"{prefix}weight"], (self.keys.places(),), of_rows=True)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")

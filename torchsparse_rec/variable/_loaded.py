@@ -11,11 +11,22 @@ from torch import Tensor
 from .. import ops
 from ._contents import ContentChecks
 from ._manifest import CheckpointError
+from .saving import seen_of
 
-__all__ = ["problem_of_keys", "problem_of_state"]
+__all__ = ["counts_of", "problem_of_keys", "problem_of_state"]
 
 _FORMS = {"entries": (torch.int64, 2), "counters": (torch.int64, 1), "free_rows": (torch.int32, 1)}
-_STEPS = ("global_step", "evicted", "seen")
+
+
+def counts_of(state: Any) -> list[int] | None:
+    """Return the ``global_step``, ``evicted`` and ``seen`` of an extra state, a dict in older versions; or None."""
+    if isinstance(state, Tensor):
+        found = state.tolist() if state.dtype == torch.int64 and state.shape == (3,) else []
+    elif isinstance(state, Mapping) and type(state.get("global_step")) is int:
+        found = [state["global_step"], state.get("evicted"), seen_of(state)]
+    else:
+        return None
+    return found if found and all(type(count) is int and count >= 0 for count in found) else None
 
 
 def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: int | None = None) -> str | None:
@@ -28,11 +39,16 @@ def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: 
         reserved: as of :class:`KeyRows`.
         rows: that the keys must be of. Default: any number.
     """
+    # Of several empty tensors safetensors keeps one: there may be no free_rows.
+    lacks_free = f"{prefix}free_rows" not in state
     for name, (dtype, dims) in _FORMS.items():
         x = state.get(prefix + name)
+        if name == "free_rows" and lacks_free:
+            continue
         if not isinstance(x, Tensor) or x.dtype != dtype or x.dim() != dims:
             return f"{prefix}{name} must be a tensor of {dtype} with {dims} dimensions, got {_form(x)}"
-    entries, counters, free = (state[prefix + name].detach() for name in _FORMS)
+    entries, counters = (state[prefix + name].detach() for name in ("entries", "counters"))
+    free = entries.new_empty(0) if lacks_free else state[f"{prefix}free_rows"].detach()
     if entries.shape[1] != 2 or len(counters) != 8 or (rows is not None and len(entries) != rows):
         wanted = "rows" if rows is None else rows
         return f"{prefix}entries must be [{wanted}, 2], and counters [8], got {_form(entries)} and {_form(counters)}"
@@ -42,7 +58,7 @@ def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: 
     numbers, listed = entries[:, 1], free[max(reused, 0) :].long()
     has = numbers != -1
     count = int(has.sum())
-    if not reserved <= used <= len(entries) or not 0 <= reused <= len(free) or inserted < count:
+    if not reserved <= used <= len(entries) or (not lacks_free and not 0 <= reused <= len(free)) or inserted < count:
         return f"{prefix}counters must be of {count} keys in {len(entries)} rows, got {counters.tolist()}"
     if bool((numbers < -1).any()) or bool(has[:reserved].any()) or bool(has[used:].any()):
         return f"{prefix}entries must have keys in rows {reserved} to {used} alone, and no negative frequencies"
@@ -69,17 +85,13 @@ def problem_of_state(
         sketch: of the table's filter, if it has one.
         reserved: as of :class:`KeyRows`.
     """
-    weight, steps = state[f"{prefix}weight"], state.get(f"{prefix}_extra_state")
+    weight, extra = state[f"{prefix}weight"], f"{prefix}_extra_state"
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] != dim:
         return f"{prefix}weight must be [rows, {dim}], got {_form(weight)}"
     if problem := problem_of_keys(state, f"{prefix}keys.", reserved, len(weight)):
         return problem
-    if f"{prefix}_extra_state" in state:
-        counts = (
-            [steps.get(name, 0 if name == "seen" else None) for name in _STEPS] if isinstance(steps, Mapping) else []
-        )
-        if not counts or not all(type(count) is int and count >= 0 for count in counts):
-            return f"{prefix}_extra_state must have counts of {', '.join(_STEPS)}, got {repr(steps):.100}"
+    if extra in state and counts_of(state[extra]) is None:
+        return f"{extra} must have counts of global_step, evicted, seen, got {repr(state[extra]):.100}"
     given = state.get(f"{prefix}admission.sketch")
     if sketch is not None and given is not None:
         if not isinstance(given, Tensor) or given.shape != sketch.shape or given.dtype != sketch.dtype:
