@@ -92,11 +92,12 @@ def test_a_link_is_replaced_and_not_followed(name: str, there: bool, tmp_path: P
 def test_a_full_disk(tmp_path: Path) -> None:
     """Publish where files may have 64 KB: the error names the file, and the version that is there stays."""
     serving.save_for_serving(table(1), tmp_path)
+    large = table(2, ROWS)  # not in the forked process, which lacks the threads of torch's that would fill it
 
     def publish() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        serving.save_for_serving(table(2, ROWS), tmp_path)
+        serving.save_for_serving(large, tmp_path)
 
     assert re.fullmatch(rf"OSError: \[Errno \d+\] .*: '{tmp_path}/\.unfinished\.pt'", forked(publish))
     assert sorted(os.listdir(tmp_path)) == ["model.pt", "version"]
@@ -163,7 +164,7 @@ def test_pages_are_mapped_before_calls_use_them(tmp_path: Path) -> None:
     assert served(IDS).min() == 1
     serving.save_for_serving(table(2, ROWS), tmp_path)
     wait_for(served, 2)
-    assert resident(tmp_path)[-1] >= ROWS * 16 * 4 and served(IDS).min() == 2
+    assert max(resident(tmp_path)) >= ROWS * 16 * 4 and served(IDS).min() == 2
 
 
 def test_where_memory_has_no_room_for_them_pages_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch.nn import Module
 
 from .. import nn
+from ..variable.keys import OwnTensors
 
 __all__ = ["Archive", "content_of", "naming", "touch"]
 
@@ -136,7 +137,13 @@ def touch(model: Module) -> None:
 
 
 def _storages(module: Module) -> Iterator[torch.UntypedStorage]:
-    return (x.untyped_storage() for x in (*module.parameters(), *module.buffers()))
+    """Yield the memory of a module's parameters and buffers, and of the keys of its tables that grow."""
+    for x in (*module.parameters(), *module.buffers()):
+        yield x.untyped_storage()
+    for owner in module.modules():
+        if isinstance(owner, OwnTensors):
+            for name in owner.tensors:
+                yield getattr(owner, name).untyped_storage()
 
 
 def _available_memory() -> int:

@@ -133,6 +133,10 @@ class KeyRows(OwnTensors):
             known = self._known_places = now, Places(self.name, self.entries[:, 0], self.entries[:, 1] != -1)
         return known[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a file takes over: places are found anew from the keys."""
+        return {**self.__dict__, "_known_places": None}
+
     def follow(self, other: KeyRows) -> None:
         """Give each key the row that it has in another table."""
         device = self.entries.device
