@@ -305,7 +305,7 @@ def test_arrays_of_other_libraries(protocol):
         (Foreign("__array__", None), "Foreign cannot be read as an array: 'NoneType' object has no attribute"),
         (np.float32(1.0), r"an array must have shape \[B\] or \[B, k\], got \[\]"),
     ],
-    ids=str,
+    ids=["an object", "a broken array", "a scalar"],
 )
 def test_what_is_no_array_names_the_column(x, text):
     with pytest.raises(ValueError, match=f"column 'x': {text}"):

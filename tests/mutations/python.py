@@ -213,8 +213,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/tables/stale.py",
         "stale",
-        "                _flush_among([args, kwargs])\n            elif",
-        "                pass\n            elif",
+        "                _flush_among([args, kwargs])\n                if places",
+        "                if places",
         "nn",
     ),
     Mutation(
@@ -234,7 +234,7 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/embedding_variable.py",
         "lock",
-        "            with self._lock.writing():\n                rows = self.rows_of(ids, occurrences)",
+        "            with self.writing():\n                rows = self.rows_of(ids, occurrences)",
         "            if True:\n                rows = self.rows_of(ids, occurrences)",
         "variable",
     ),
@@ -304,8 +304,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/_restored.py",
         "sign",
-        "first < end and begin < last",
-        "first >= end and begin < last",
+        "begin < its[1] and its[0] < end",
+        "begin < its[1] and its[0] >= end",
         "distributed",
     ),
     Mutation(

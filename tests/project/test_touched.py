@@ -41,7 +41,7 @@ def test_all_tests_stand_on_some_files(tests: Any, path: str) -> None:
         ("csrc/cpu/segment_groups.cpp", "ops/test_segment.py", "ops/test_hash.py"),
         # Packages, by imports.
         ("torchsparse_rec/ops/sparse_segment.py", "ops/test_sparse_segment.py", "ops/test_unique.py"),
-        ("torchsparse_rec/nn/quantize.py", "nn/test_quantize.py serving/test_quantized.py", "nn/test_stale.py"),
+        ("torchsparse_rec/nn/quantize.py", "nn/test_quantize.py serving/test_quantized.py", "nn/test_weight.py"),
         ("torchsparse_rec/variable/_shards.py", "variable/test_checkpoint.py", "data/test_csv.py"),
         ("torchsparse_rec/distributed/_rows.py", "distributed/test_equal.py", "nn/test_stale.py"),
         ("torchsparse_rec/tables/table.py", "nn/test_stale.py optim/test_training.py", "data/test_csv.py"),
@@ -65,8 +65,8 @@ def test_a_file_touches_what_reaches_it_and_answers_for_its_room(
 
 
 def test_a_test_file_touches_itself(tests: Any) -> None:
-    found = tests.of_file("tests/nn/test_fused_edges.py")
-    assert [x for x in found if x.startswith("tests/nn/")] == ["tests/nn/test_fused_edges.py"]
+    found = tests.of_file("tests/nn/test_forks.py")
+    assert [x for x in found if x.startswith("tests/nn/")] == ["tests/nn/test_forks.py"]
 
 
 def test_every_source_touches_something(tests: Any) -> None:

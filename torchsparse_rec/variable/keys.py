@@ -40,6 +40,14 @@ class OwnTensors(torch.nn.Module):
     tensors: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what ``__getstate__`` has returned; in older versions the tensors were buffers."""
+        super().__setstate__(state)
+        for name in self.tensors:
+            if name in self._buffers:
+                self.__dict__[name] = self._buffers.pop(name)
+                self._non_persistent_buffers_set.discard(name)
+
     def _apply(self, fn: Any, recurse: bool = True):
         super()._apply(fn, recurse)
         for name in self.tensors:

@@ -168,7 +168,10 @@ class RowStore:
         mark_growing(weight)
         if table.growing is None or table.growing() is not growing:
             table.growing = weakref.ref(growing)
+            requires_grad = weight.requires_grad
+            weight.requires_grad_(True)  # without it a table that is frozen, as a copy may be, takes no hook
             weight.register_hook(_fit_gradient(weight))
+            weight.requires_grad_(requires_grad)
 
 
 # ---- Gradients of lookups made before a table grew ------------------------------------------------------------------
