@@ -146,6 +146,18 @@ def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..
     return seeing
 
 
+def tell_autograd(written: Sequence[Tensor]) -> None:
+    """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
+    if torch.compiler.is_compiling():
+        return
+    try:
+        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+    except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
+        for x in written:
+            with suppress(RuntimeError):
+                torch.autograd.graph.increment_version(x)
+
+
 def see_swapped(see: Callable[[Tensor], None]) -> None:
     """Call ``see`` of each tensor that ``torch.utils.swap_tensors`` is given: it takes none with weak references."""
     swap = torch.utils.swap_tensors

@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._torch import as_stored
-from ..optim._checkpoints import check_options
-from ..optim.row_optimizer import RowOptimizer
+from ..optim.row_optimizer import RowOptimizer, check_options
 from ..tables.part import part_state
 from ..tables.table import split_part, table_of
-from ..variable._shards import DTYPES
-from ..variable.checkpoint import Chain, CheckpointError, Shard
+from ..variable.checkpoint import DTYPES, Chain, CheckpointError, Shard
 from ..variable.filters import SketchAdmission
 from ..variable.saving import check_metadata, checks_of, refill
 from ._contents import Contents, FixedTable, GrowingTable, dtype_name, module_versions

@@ -13,8 +13,8 @@ from .._torch import as_stored
 from ..tables.growing import marked, plain_rows
 from ..tables.part import are_left_out
 from ..tables.table import split_part
-from ..variable._loaded import counts_of, problem_of_state
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
+from ..variable.loaded import counts_of, problem_of_state
 from ..variable.records import Part
 from ..variable.saving import checked, checks_of, restore, save
 from ._keyed_table import KeyedTable

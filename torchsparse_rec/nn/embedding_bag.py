@@ -11,8 +11,7 @@ from torch.nn import Parameter
 
 from .._reduction import POOLING
 from .._torch import as_stored
-from ..ops._offsets import check_not_empty
-from ..ops.embedding import look_up_bare, padding_number, with_last_offset
+from ..ops.embedding import check_not_empty, look_up_bare, padding_number, with_last_offset
 from ..ops.jagged import nested_to_jagged
 from ..tables.stale import StaleParameter
 from ..typing import GradMode, Pooling

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .._reduction import MAX
-from .._torch import below_autograd
-from ..ops._in_place import tell_autograd
+from .._torch import below_autograd, tell_autograd
 from ..tables.table import writable
 
 if TYPE_CHECKING:

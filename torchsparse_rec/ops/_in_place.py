@@ -1,9 +1,8 @@
-"""Operators that write in place: no results, no gradients, and writes of which autograd is told."""
+"""Operators that write in place: no results, and no gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,15 +28,3 @@ def refuse_gradients(tensors: Sequence[Tensor]) -> None:
             "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
             " require grad"
         )
-
-
-def tell_autograd(written: Sequence[Tensor]) -> None:
-    """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
-    if torch.compiler.is_compiling():
-        return
-    try:
-        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
-    except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
-        for x in written:
-            with suppress(RuntimeError):
-                torch.autograd.graph.increment_version(x)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import _reduction
 from .._torch import backward_number, bare_apply, below_autograd, is_seen
 from ..typing import Pooling
-from ._offsets import check_not_empty
+from ._offsets import check_not_empty as check_not_empty
 from .autograd import differentiable, is_bare, no_second_derivative, only_once, register
 
 __all__ = ["embedding", "embedding_bag"]

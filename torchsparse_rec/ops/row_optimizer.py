@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._in_place import refuse_gradients, tell_autograd, without_result
+from .._torch import tell_autograd
+from ._in_place import refuse_gradients, without_result
 from .autograd import not_differentiable
 
 __all__ = [

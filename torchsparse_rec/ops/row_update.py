@@ -13,7 +13,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from ._in_place import refuse_gradients, tell_autograd, without_result
+from .._torch import tell_autograd
+from ._in_place import refuse_gradients, without_result
 
 
 class RowRule(IntEnum):

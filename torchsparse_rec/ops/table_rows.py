@@ -12,8 +12,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from .._torch import tell_autograd
 from ..typing import InitialKind
-from ._in_place import tell_autograd, without_result
+from ._in_place import without_result
 from .autograd import not_differentiable
 
 __all__ = ["table_assign_", "table_initialize_", "table_lookup"]

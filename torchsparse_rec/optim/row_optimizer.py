@@ -28,6 +28,7 @@ from ..tables.table import (
     table_of,
     writing,
 )
+from ._checkpoints import check_options as check_options
 from ._in_backward import InBackward, already_written
 from ._together import Together
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..typing import CheckpointKind
 from . import _shards
 from ._manifest import KINDS, CheckpointError, Manifest, Shard, VersionInfo
+from ._shards import DTYPES as DTYPES
 from ._shards import MANIFEST
 from ._versions import Versions
 from ._writer import ShardWriter, Writer
