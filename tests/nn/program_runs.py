@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,6 +57,7 @@ class Run:
         self._new_optimizers()
         self.frozen: set[int] = set()
         self.averages: list[list[Tensor]] = []
+        self.averaged: list[AveragedModel] = []
         self.at = "start"
 
     def run(self) -> bool:
@@ -307,6 +309,9 @@ class Run:
     # ---- Averages ----------------------------------------------------------------------------------------------------
 
     def _average(self, seed: int) -> None:
+        if self.program.growing:  # by ids, which torch's AveragedModel alone is told of
+            self._average_models()
+            return
         sides = [self._parameters(model) for model in self.models]
         if not self.averages:
             self.averages = [[parameter.detach().clone() for parameter in side] for side in sides]
@@ -315,6 +320,16 @@ class Run:
                 mean.lerp_(parameter.detach(), 0.3)
         for number in range(len(self.averages[0])):
             self._same(f"average {number}", lambda side, number=number: self.averages[side][number])
+
+    def _average_models(self) -> None:
+        if not self.averaged:
+            for model in self.models:
+                model.leaves.clear()
+            self.averaged = [AveragedModel(model, avg_fn=lambda mean, x, _: mean.lerp(x, 0.3)) for model in self.models]
+        for averaged, model in zip(self.averaged, self.models, strict=True):
+            averaged.update_parameters(model)
+        for number in range(len(self.program.tables)):
+            self._same(f"average {number}", lambda side, number=number: self.averaged[side].module.table(number))
 
     def _parameters(self, model: Model) -> Iterable[Tensor]:
         """Return the model's parameters as ``parameters()`` has them, but the head's last."""
