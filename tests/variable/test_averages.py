@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pairs import in_pairs
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, update_bn
@@ -284,3 +285,91 @@ def test_a_list_of_free_rows_that_a_file_left_out_is_made_anew() -> None:
     for one in (model, other):
         one(torch.arange(30, 36))
     assert sorted(rows_of(other)) == sorted(rows_of(model))
+
+
+# ---- What is none of it ---------------------------------------------------------------------------------------------
+
+
+EVERYDAY: dict[str, Callable[[Any], object]] = {
+    "scores in evaluation": lambda w: torch.no_grad()(lambda: (torch.ones(2, 2) @ w.T).topk(3))(),
+    "a penalty": lambda w: (w.T @ w).square().sum() + w.square().sum(),
+    "a layer on rows": lambda w: torch.nn.Linear(2, 3)(w) if w.requires_grad else F.layer_norm(w, (2,), w[0], w[1]),
+    "rows of ids": lambda w: torch.nn.Linear(2, 3)(w[torch.arange(100) % 8]),
+    "embedding": lambda w: F.embedding(torch.arange(3), w.detach()),
+    "embedding_bag": lambda w: F.embedding_bag(torch.arange(4)[None], w.detach()),
+    "cdist": lambda w: torch.cdist(w.detach(), torch.ones(3, 2)),
+    "from_pretrained": lambda w: torch.nn.Embedding.from_pretrained(w.detach().clone())(torch.arange(3)),
+    "Parameter": lambda w: torch.nn.Parameter(w).sum() + torch.nn.Parameter(w.detach()).sum(),
+    "assert_close": lambda w: torch.testing.assert_close(w.detach(), w.detach().clone()),
+}
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_what_mixes_no_rows_is_not_refused(name: str) -> None:
+    model = EmbeddingVariable(2, capacity=8)
+    model(torch.arange(5))
+    EVERYDAY[name](model.weight)
+    model(torch.arange(20))
+    EVERYDAY[name](next(model.parameters()))
+
+
+def test_statistics_of_two_moments_may_meet() -> None:
+    model, mean, grads = EmbeddingVariable(10, capacity=8), torch.zeros(10), torch.zeros(1)
+    for step in range(3):
+        model(torch.arange(9 * step, 9 * step + 5))
+        mean = 0.5 * mean + model.weight.detach().sum(0)
+        grads = grads + sum(x.square().sum() for x in torch.autograd.grad(model.weight.square().sum(), [model.weight]))
+    assert mean.isfinite().all() and grads > 0
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Adagrad", "SGD"])
+def test_torchs_optimizers_step_a_table_within_its_capacity(name: str) -> None:
+    """Train by dense gradients, as torch trains its table: new ids find states of zeros."""
+    options = {"lr": 0.1, **({"momentum": 0.9} if name == "SGD" else {})}
+    initial = torch.arange(64.0).reshape(32, 2) / 64
+    ours = EmbeddingVariable(2, grad_mode="dense", capacity=32, initializer=initial)
+    theirs = torch.nn.Embedding.from_pretrained(initial.clone(), freeze=False)
+    for decay in (0.0, 0.01):
+        optimizers = [getattr(torch.optim, name)(x.parameters(), weight_decay=decay, **options) for x in (ours, theirs)]
+        for step in range(3):
+            for table, optimizer in zip((ours, theirs), optimizers, strict=True):
+                optimizer.zero_grad()
+                table(torch.arange(4 * step + 6) if decay == 0 else torch.arange(step + 14)).square().sum().backward()
+                optimizer.step()
+        if decay == 0:  # which would move the rows of torch that ours does not have yet
+            torch.testing.assert_close(ours.lookup(torch.arange(14)), theirs(torch.arange(14)).detach())
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
+def test_a_copy_of_model_and_optimizer_goes_on_as_they_do(grad_mode: str) -> None:
+    """Copy both at once, the model first: rows that change their ids begin with states of zeros."""
+    option = EmbeddingVariableOption(evict_option=LRUEvict(20))
+    model = EmbeddingVariable(1, ev_option=option, initializer=1.0, grad_mode=grad_mode)
+    pairs = [(model, optim.Adam(model.parameters(), lr=0.1, in_backward=True))]
+    for step in range(12):
+        if step == 5:
+            pairs.append(copy.deepcopy(pairs[0]))
+        for table, optimizer in pairs:
+            optimizer.zero_grad()
+            table(torch.arange(5 * step, 5 * step + 8)).sum().backward()
+            optimizer.step()
+    exported = [table.export() for table, _ in pairs]
+    assert torch.equal(exported[0].keys, exported[1].keys) and torch.equal(exported[0].values, exported[1].values)
+    assert pairs[0][0].global_step == pairs[1][0].global_step == 12
+
+
+def test_who_reads_a_weight_changes_no_training() -> None:
+    """Log a norm after each backward, while keys that a filter has admitted wait for their rows."""
+    values = []
+    for logs in (False, True):
+        model = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(filter_option=CounterFilter(2)), initializer=0.5)
+        optimizer = optim.Adam(model.parameters(), lr=0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            for _ in range(3):
+                model(torch.arange(2 * step, 2 * step + 6)).square().sum().backward()
+                if logs:
+                    model.weight.norm()
+            optimizer.step()
+        values.append(model.export().values)
+    torch.testing.assert_close(*values)

@@ -192,7 +192,7 @@ class KeyedCheckpoints(KeyedTable):
         self._flush()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not keep_vars and f"{prefix}weight" in destination and not self.keys.counters.is_meta:
-            marked(destination[f"{prefix}weight"], (self.keys.places(),), of_rows=True)
+            marked(destination[f"{prefix}weight"], (self.keys.places(),))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")

@@ -368,7 +368,7 @@ class KeyedTable(GradModeMixin):
         with their initial values.
         """
         model = None if self._model is None or not is_averaging(reader) else self._model()
-        with nullcontext() if model is None else model._settled(), self._settled():
+        with nullcontext() if model is None else model.writing(), self.writing():
             self._flush()
             if model is not None and not self.keys.places().are(model.keys.places()):
                 self._follow(model)

@@ -8,11 +8,14 @@ does, would mix the rows of different keys: it is told so, by name.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .._torch import as_stored
 from .part import passed_on
@@ -20,9 +23,11 @@ from .part import passed_on
 __all__ = ["GrowingRows", "Places", "by_place", "marked", "plain_rows"]
 
 # Functions that set tensors beside each other: none of their rows meets a row of another tensor.
-_BESIDE = {"cat", "concat", "concatenate", "hstack", "vstack", "row_stack"}
-# Functions that give each row of a matrix a score.
-_SCORES = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "mv", "addmv", "bmm", "einsum"}
+_BESIDE = {"cat", "concat", "concatenate", "dstack", "hstack", "row_stack", "stack", "vstack"}
+# Functions that give each row of their second matrix a score.
+_SCORES = {"linear", "matmul", "__matmul__", "mm"}
+# Functions whose results have no rows of the table, or rows of ids that their caller has chosen.
+_OTHERS = {"backward", "embedding", "embedding_bag", "grad", "index_select"}
 
 
 class Places:
@@ -69,9 +74,14 @@ class GrowingRows(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``func`` as for plain tensors, unless it would mix rows of different keys."""
         for other in types:
-            if other is not cls:  # a parameter's class finds its places first
+            if other not in (cls, Tensor, Parameter):  # a parameter's class finds its places first
                 return other.__torch_function__(func, types, args, kwargs)
-        return by_place(cls, func, types, args, {} if kwargs is None else kwargs, {})
+        kwargs = {} if kwargs is None else kwargs
+        if is_stepping(sys._getframe(1)):
+            return passed_on(cls, func, (), args, kwargs)
+        if func is Tensor.detach and sys._getframe(1).f_code is Parameter.__new__.__code__:
+            args[0].__class__ = Tensor  # a Parameter of the rows is one of its own
+        return by_place(cls, func, types, args, kwargs, {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Return what a file keeps of the rows: a plain tensor."""
@@ -92,9 +102,15 @@ def plain_rows(x: Tensor) -> Tensor:
         return x.detach()
 
 
-def marked(x: Any, places: tuple[Places, ...], of_rows: bool = False) -> Any:
-    """Make a plain tensor ``GrowingRows``, if it has or may have something for each row of the table."""
-    if type(x) is Tensor and (of_rows or (x.dim() and x.numel() >= min(len(each.keys) for each in places))):
+def is_stepping(reader: FrameType) -> bool:
+    """Say whether code is of torch's optimizers, which cannot know of ids: their states go by place."""
+    name = reader.f_globals.get("__name__", "")
+    return name.startswith("torch.optim.") and name != "torch.optim.swa_utils"
+
+
+def marked(x: Any, places: tuple[Places, ...], most: int = 0) -> Any:
+    """Make a plain tensor ``GrowingRows`` if it has as many rows as the table, or at least ``most`` elements."""
+    if type(x) is Tensor and (x.numel() >= most or any(len(each.keys) in x.shape for each in places)):
         x.__class__ = GrowingRows  # type: ignore[assignment]
     if type(x) is GrowingRows:
         x._places = places
@@ -119,6 +135,8 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
     others = tuple(other for other in types if other not in (cls, GrowingRows))
     given = [*args, *kwargs.values()]
     name = getattr(func, "__name__", "")
+    if name in _OTHERS or name.endswith("_like") or (name == "__getitem__" and isinstance(args[1], Tensor)):
+        return passed_on(cls, func, others, args, kwargs)
     if name.startswith("_foreach_"):
         lists = [x for x in given if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor)]
         columns = [_together(column, known) for column in zip(*lists, strict=False)]
@@ -126,13 +144,13 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
         targets = lists[0] if name.endswith("_") else result if isinstance(result, (list, tuple)) else []
         for x, places in zip(targets, columns, strict=False):
             if places:
-                marked(x, places)
+                marked(x, places, x.numel())
         return result
     if name in _BESIDE:
         places = tuple(each for x in _tensors(given) for each in _places_of(x, known))
     else:
         places = _together(_tensors(given), known)
-    if name in _SCORES and any(x.requires_grad for x in _tensors(given) if _places_of(x, known)):
+    if name in _SCORES and torch.is_grad_enabled() and places and not _places_of(args[0], known):
         raise RuntimeError(
             f"EmbeddingVariable {places[0].name!r}: its weight is also that of another layer (tied weights), which "
             "takes rows by their number, but ids of a table that grows have no fixed one: give the layer the rows that "
@@ -140,9 +158,11 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
         )
     result = passed_on(cls, func, others, args, kwargs)
     if places:
+        with as_stored():
+            most = max(x.numel() for x in _tensors(given) if _places_of(x, known))
         for x in _tensors([result]):
             if id(x) not in known:
-                marked(x, places)
+                marked(x, places, most)
     return result
 
 

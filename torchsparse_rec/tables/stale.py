@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, grad_of, outside_transforms, see_transformed, untraced
-from .growing import Places, by_place
+from .growing import Places, by_place, is_stepping
 from .part import Part, mark_gradient, passed_on, refuse_one_rank
 from .table import split_part, table_if_any, table_of
 
@@ -89,7 +89,7 @@ class StaleParameter(Parameter):
                 reader = sys._getframe(1)
                 places = _places_among([args, kwargs], reader)
                 _flush_among([args, kwargs])
-                if places:
+                if places and not (func is Tensor.detach and reader.f_code is Parameter.__new__.__code__):
                     return by_place(cls, func, types, args, kwargs, places)
             elif not torch.compiler.is_exporting():
                 _flush_untraced([args, kwargs])
@@ -256,7 +256,7 @@ def _places_among(arguments: Any, reader: FrameType) -> dict[int, Places]:
     """Return the places of the whole tables that grow among a function's arguments, unless this package calls it."""
     if reader.f_globals.get("__name__") == "torch._ops" and reader.f_back is not None:  # an operator's Python
         reader = reader.f_back
-    if reader.f_globals.get("__name__", "").startswith(_PACKAGE):
+    if reader.f_globals.get("__name__", "").startswith(_PACKAGE) or is_stepping(reader):
         return {}
     found = {}
     for parameter in _stale_among(arguments):

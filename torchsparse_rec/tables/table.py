@@ -75,8 +75,13 @@ _some_grow = False
 
 
 def announce(optimizer: RowOptimizer) -> None:
-    """Let tables that are made from now on find the optimizer, in case it holds their parameter."""
+    """Let tables find the optimizer that holds their parameter: those that have none yet, and later ones."""
     _optimizers[optimizer] = None
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            table = table_if_any(parameter)
+            if table is not None and table.optimizer is None:
+                table.optimizer = optimizer
 
 
 def note_change() -> None:

@@ -118,7 +118,7 @@ class KeyRows(OwnTensors):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.counters.is_meta:
             for name in ("entries", "free_rows"):  # which are as long as they are for these keys
-                marked(destination[prefix + name], (self.places(),), of_rows=True)
+                marked(destination[prefix + name], (self.places(),))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load a state of any capacity."""
