@@ -236,4 +236,4 @@ def test_what_would_see_one_ranks_keys_alone_is_refused(two, tmp_path) -> None:
         assert all("call torchsparse_rec.distributed.save(" in texts[k] for k in (0, 1, 3, 4, 5))
         assert all("call torchsparse_rec.distributed.load(" in texts[k] for k in (2, 6))
         assert all("the module that distributed.shard() has split" in text for text in texts[7:10])
-        assert "call torchsparse_rec.distributed.save(" in texts[10] and "it is split over ranks" in texts[11]
+        assert "call torchsparse_rec.distributed.save(" in texts[10] and "tables are split over ranks" in texts[11]
