@@ -135,7 +135,7 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
     others = tuple(other for other in types if other not in (cls, GrowingRows))
     given = [*args, *kwargs.values()]
     name = getattr(func, "__name__", "")
-    if name in _OTHERS or name.endswith("_like") or (name == "__getitem__" and isinstance(args[1], Tensor)):
+    if name in _OTHERS or name.endswith("_like") or (name == "__getitem__" and isinstance(given[1], Tensor)):
         return passed_on(cls, func, others, args, kwargs)
     if name.startswith("_foreach_"):
         lists = [x for x in given if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor)]
@@ -150,7 +150,7 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
         places = tuple(each for x in _tensors(given) for each in _places_of(x, known))
     else:
         places = _together(_tensors(given), known)
-    if name in _SCORES and torch.is_grad_enabled() and places and not _places_of(args[0], known):
+    if name in _SCORES and torch.is_grad_enabled() and places and not _places_of(given[0], known):
         raise RuntimeError(
             f"EmbeddingVariable {places[0].name!r}: its weight is also that of another layer (tied weights), which "
             "takes rows by their number, but ids of a table that grows have no fixed one: give the layer the rows that "
