@@ -23,7 +23,7 @@ from .part import passed_on
 __all__ = ["GrowingRows", "Places", "by_place", "marked", "plain_rows"]
 
 # Functions that set tensors beside each other: none of their rows meets a row of another tensor.
-_BESIDE = {"cat", "concat", "concatenate", "dstack", "hstack", "row_stack", "stack", "vstack"}
+_BESIDE = {"cat", "concat", "concatenate", "hstack", "row_stack", "vstack"}
 # Functions that give each row of their second matrix a score.
 _SCORES = {"linear", "matmul", "__matmul__", "mm"}
 # Functions whose results have no rows of the table, or rows of ids that their caller has chosen.
