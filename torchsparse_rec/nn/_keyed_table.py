@@ -21,9 +21,10 @@ from ..variable.arguments import check_arguments, given_keys, given_numbers, giv
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
 from ..variable.initial import InitialRows
-from ..variable.keys import KeyRows, OwnTensors
+from ..variable.keys import KeyRows
 from ..variable.optimizer_rows import new_zeros
 from ..variable.options import EmbeddingVariableOption
+from ..variable.own_tensors import OwnTensors
 from ..variable.read_write_lock import ReadWriteLock
 from ..variable.records import Export
 from ..variable.rows import TableRows

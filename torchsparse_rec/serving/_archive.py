@@ -21,7 +21,7 @@ import torch
 from torch.nn import Module
 
 from .. import nn
-from ..variable.keys import OwnTensors
+from ..variable.own_tensors import OwnTensors
 
 __all__ = ["Archive", "content_of", "naming", "touch"]
 

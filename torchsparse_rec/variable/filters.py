@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from .keys import KeyRows, OwnTensors, unpacked
+from .keys import KeyRows, unpacked
 from .options import CBFFilter, CounterFilter
+from .own_tensors import OwnTensors
 
 __all__ = ["CounterAdmission", "SketchAdmission", "admission_of"]
 

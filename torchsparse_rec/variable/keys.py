@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import ops
 from ..tables.growing import Places, marked, plain_rows
 from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
+from .own_tensors import OwnTensors
 
 __all__ = ["KeyRows", "insert_together", "packed", "unpacked"]
 
@@ -27,44 +28,6 @@ def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
 def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return frequencies and versions, int64, from the second number of table entries; version -1: of no step."""
     return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
-
-
-class OwnTensors(torch.nn.Module):
-    """
-    A module whose tensors are no buffers: others average and broadcast buffers, which would make nonsense of keys.
-
-    A ``state_dict`` has copies of them, since what others write there must not come here.
-    """
-
-    #: The attributes that move with the module, and which of them a ``state_dict`` has.
-    tensors: tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over what ``__getstate__`` has returned; in older versions the tensors were buffers."""
-        super().__setstate__(state)
-        for name in self.tensors:
-            if name in self._buffers:
-                self.__dict__[name] = self._buffers.pop(name)
-                self._non_persistent_buffers_set.discard(name)
-
-    def _apply(self, fn: Any, recurse: bool = True):
-        super()._apply(fn, recurse)
-        for name in self.tensors:
-            setattr(self, name, fn(getattr(self, name)))
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in self.saved:
-            destination[prefix + name] = getattr(self, name).clone()
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing: list[str], *lists: list[str]
-    ) -> None:
-        rest = {name: x for name, x in state_dict.items() if name not in {prefix + own for own in self.saved}}
-        missing += [prefix + name for name in self.saved if strict and prefix + name not in state_dict]
-        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing, *lists)
 
 
 class KeyRows(OwnTensors):
