@@ -65,6 +65,9 @@ below_autograd: Callable[[], Any] = _private("_C._AutoDispatchBelowAutograd", to
 # A context in which no tensor's class has a say: for those who work on a table's storage, of which rows may be stale.
 as_stored: Callable[[], Any] = _private("_C.DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 
+# Set whether gradients are recorded from now on. Torch's contexts that do so cost as much as a small operator.
+set_grad_enabled: Callable[[bool], Any] = _private("_C._set_grad_enabled", torch.set_grad_enabled)
+
 any_requires_grad: Callable[..., bool] = _private("_C._any_requires_grad", _any_requires_grad)
 
 # Return a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all tables, under
@@ -95,7 +98,10 @@ def is_watched() -> bool:
 
 def is_seen() -> bool:
     """Say whether a compiler, a transform or a mode sees the operators that are called, besides autograd."""
-    return torch.compiler.is_compiling() or is_transformed() or is_watched()
+    # is_transformed() and is_watched() without their calls: every lookup asks.
+    if torch.compiler.is_compiling() or _transforms() is not None or _modes() > 0:
+        return True
+    return getattr(forward_ad, "_current_level", -1) >= 0
 
 
 # Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
@@ -151,7 +157,11 @@ def tell_autograd(written: Sequence[Tensor]) -> None:
     if torch.compiler.is_compiling():
         return
     try:
-        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+        for x in written:
+            if x.is_inference():
+                written = [x for x in written if not x.is_inference()]
+                break
+        torch.autograd.graph.increment_version(written)
     except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
         for x in written:
             with suppress(RuntimeError):
@@ -169,6 +179,10 @@ def see_swapped(see: Callable[[Tensor], None]) -> None:
         swap(t1, t2)
 
     torch.utils.swap_tensors = seeing  # type: ignore[assignment]
+
+
+# Say whether torch.jit.trace runs, by one call.
+is_traced: Callable[[], bool] = _private("_C._is_tracing", torch.jit.is_tracing)
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -193,6 +207,9 @@ def arguments_of(operator: Any) -> list[Any]:
 # ---- Compilers -------------------------------------------------------------------------------------------------------
 
 _frames: Any = _private("_C._dynamo.eval_frame", None)
+# Return what looks at each of this thread's frames before it runs; None while nothing compiles. False where torch does
+# not tell: then a function that is not to be traced always takes the long way round the compiler.
+_compiles: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: False)
 
 
 def _skip(code: Any) -> None:
@@ -210,7 +227,7 @@ def untraced(reason: str | None = None) -> Callable[[_Function], _Function]:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if "torch._dynamo" not in sys.modules:
+            if _compiles() is None or "torch._dynamo" not in sys.modules:
                 return function(*args, **kwargs)
             if not disabled:
                 disabled.append(torch.compiler.disable(function, reason=reason))

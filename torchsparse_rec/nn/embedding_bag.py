@@ -151,13 +151,18 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         check_ids("EmbeddingBag", input)
         check_shapes(input, offsets, per_sample_weights)
         bags = self._bags(input, offsets, per_sample_weights)
+        way = self._way_again(input)
         weight = self._stored_weight()
-        if torch.compiler.is_compiling():
+        if way is None and torch.compiler.is_compiling():
             if self._is_untraceable(weight, bags[0].shape[0]):
                 return forward_untraced(self, input, offsets, per_sample_weights)
             with as_stored():
                 return self._look_up(weight, *bags)
         try:
+            if way is not None:
+                ids, offsets, weights, include_last = bags
+                ends = with_last_offset(offsets, ids.shape[0], include_last)
+                return way.look_up(ids, ends, weights, (ends.shape[0] - 1,), self.training)
             if type(weight) is StaleParameter:
                 with as_stored():
                     return self._look_up(weight, *bags)

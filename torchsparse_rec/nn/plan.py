@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,16 +139,9 @@ class Plan(NamedTuple):
         total = sum(self.sizes(ids))
         return [ids.bags[self.keys[0]], total] if ids.side_by_side else [total]
 
-    def lists(self, ids: Ids) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
+    def lists(self, ids: Ids) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int], bool]:
         """Return the arguments that all operators have: tables, keys, modes, bags, padding_idx, side_by_side."""
-        return (
-            list(self.tables),
-            list(self.keys),
-            list(self.modes),
-            list(ids.bags),
-            list(self.padding),
-            ids.side_by_side,
-        )
+        return self.tables, self.keys, self.modes, ids.bags, self.padding, ids.side_by_side
 
     # ---- Operators --------------------------------------------------------------------------------------------------
 
@@ -202,8 +195,11 @@ class Plan(NamedTuple):
         argmax: Tensor | None,
     ) -> None:
         """Step the wanted tables, which are those of the group."""
-        written = nullcontext(weights) if group.writable else writable(weights, wanted)
-        with below_autograd(), written as weights:
+        if not group.writable:
+            with writable(weights, wanted) as copies:
+                self.update(copies, replace(group, writable=True), wanted, grad, ids, argmax)
+            return
+        with below_autograd():
             _ops.embedding_collection_update_.default(
                 weights,
                 group.states,

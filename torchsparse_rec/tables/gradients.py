@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,17 +14,25 @@ from ..ops.row_optimizer import row_optimizer_update_
 from .clock import Clock
 from .table import Gradient, accumulator_dtype, table_of, writable
 
+if TYPE_CHECKING:
+    from ..optim.row_optimizer import Rule
+
 __all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
 
 
-class StepGroup(NamedTuple):
-    """Tables that one call of an operator can step."""
+@dataclass(slots=True)
+class StepGroup:
+    """Tables that one call of an operator can step, and how it does."""
 
     parameters: list[Tensor]
     weights: list[Tensor]
     states: list[Tensor]
     last_steps: list[Tensor]
     history: Tensor | None
+    options: dict[str, Any]
+    """The parameter group."""
+    source: Rule
+    """The rule of the parameter group, from which ``rule`` and ``hyperparameters`` are."""
     rule: int
     hyperparameters: list[float]
     step: int
@@ -39,6 +47,13 @@ class StepGroup(NamedTuple):
     writable: bool
     """Whether operators can write all tables where they are; see :func:`tables.table.writable`."""
 
+    def renew(self) -> None:
+        """Become the group of the next step, of which nothing else has changed."""
+        clock = self.clock
+        if clock.history is not None:
+            clock.make_room()
+        self.history, self.step, self.base = clock.history, clock.step + 1, clock.base
+
     def part(self, members: Sequence[int]) -> StepGroup:
         """Return the group of some of the tables."""
         each = len(self.states) // len(self.parameters)
@@ -46,7 +61,8 @@ class StepGroup(NamedTuple):
         def chosen(values: list) -> list:
             return [values[k] for k in members] if values else []
 
-        return self._replace(
+        return replace(
+            self,
             parameters=chosen(self.parameters),
             weights=chosen(self.weights),
             states=[state for k in members for state in self.states[k * each : (k + 1) * each]],
@@ -127,23 +143,26 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
 
 
 def _update(group: StepGroup, gradients: list[Gradient]) -> None:
-    all_rows, weights = gradients[0].rows is None, group.weights
-    with nullcontext(weights) if group.writable else writable(weights, [True] * len(weights)) as written:
-        row_optimizer_update_(
-            written,
-            group.states,
-            group.last_steps,
-            group.history,
-            None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
-            [gradient.values for gradient in gradients],
-            rule=group.rule,
-            hyperparameters=group.hyperparameters,
-            step=group.step,
-            base=group.base,
-            maximize=group.maximize,
-            rounding_seeds=group.rounding_seeds,
-            whole=group.whole,
-        )
+    if not group.writable:
+        with writable(group.weights, [True] * len(group.weights)) as copies:
+            _update(replace(group, weights=copies, writable=True), gradients)
+        return
+    all_rows = gradients[0].rows is None
+    row_optimizer_update_(
+        group.weights,
+        group.states,
+        group.last_steps,
+        group.history,
+        None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
+        [gradient.values for gradient in gradients],
+        rule=group.rule,
+        hyperparameters=group.hyperparameters,
+        step=group.step,
+        base=group.base,
+        maximize=group.maximize,
+        rounding_seeds=group.rounding_seeds,
+        whole=group.whole,
+    )
     if all_rows:
         for parameter in group.parameters:
             _mark_fresh(parameter, group.step)
