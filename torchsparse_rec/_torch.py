@@ -152,16 +152,23 @@ def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..
     return seeing
 
 
+_increment_versions: Callable[..., None] = _private("_C._increment_version", torch.autograd.graph.increment_version)
+
+
 def tell_autograd(written: Sequence[Tensor]) -> None:
     """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
-    if torch.compiler.is_compiling():
-        return
+    if not torch.compiler.is_compiling():
+        count_writes(written)
+
+
+def count_writes(written: Sequence[Tensor]) -> None:
+    """Do what :func:`tell_autograd` does, where nothing compiles."""
     try:
         for x in written:
             if x.is_inference():
                 written = [x for x in written if not x.is_inference()]
                 break
-        torch.autograd.graph.increment_version(written)
+        _increment_versions(written)
     except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
         for x in written:
             with suppress(RuntimeError):

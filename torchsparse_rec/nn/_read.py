@@ -71,7 +71,7 @@ class TableSet:
         """Say whether a row of one of the tables may be stale."""
         if self.changes != Table.changes:
             self.refresh()
-        for group in self._groups:
+        for group in self.kept:
             for rows in group.all_rows:
                 if rows.current != rows.clock.step:
                     return True
@@ -93,13 +93,17 @@ class TableSet:
                 group.all_rows.append(rows)
                 group.states.extend(rows.states)
                 group.last_steps.append(rows.last_step)
-        self.changes, self._groups, self._marks = Table.changes, list(found.values()), None
+        self.changes, self.kept, self._marks = Table.changes, list(found.values()), None
         return self
 
     def marks(self) -> list[CoalescedMark | None]:
         """Return each table's :func:`coalesced_mark`, looked for once until a table changes."""
-        trained = [weight.requires_grad for weight in self.weights]
-        known = self.refresh()._marks
+        if self.changes != Table.changes:
+            self.refresh()
+        trained = []
+        for weight in self.weights:
+            trained.append(weight.requires_grad)
+        known = self._marks
         if known is None or known[0] != trained:
             known = self._marks = trained, [coalesced_mark(weight) for weight in self.weights]
         return known[1]
@@ -108,14 +112,17 @@ class TableSet:
         """Return the tables in groups, each of which one call reads."""
         if self.changes != Table.changes:
             self.refresh()
-        if len(self._groups) == 1 or self.is_stale():
-            return self._groups
+        if len(self.kept) == 1 or self.is_stale():
+            return self.kept
         return [ReadGroup(None, list(range(len(self.tables))), [], [], [])]
 
 
 def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
     """Look up rows, brought up to date, without a gradient; return results and argmax."""
-    groups, weights = tables.groups(), tables.weights
+    weights = tables.weights
+    groups = tables.kept
+    if tables.changes != Table.changes or len(groups) > 1:
+        groups = tables.groups()
     if len(groups) == 1:
         clock = groups[0].clock
         if clock is None:
@@ -232,9 +239,9 @@ class _StaleLookup(torch.autograd.Function):
             finally:
                 set_grad_enabled(records)
             of = [grad] if per_sample_weights is None else [grad, per_sample_weights]
-            grads = [
-                final("the gradient of a table", x, *of) if want else None for x, want in zip(made, wanted, strict=True)
-            ]
+            for k, want in enumerate(wanted):
+                if want:
+                    grads[k] = final("the gradient of a table", made[k], *of) if records else made[k]
         return None, None, None, None, None, None, None, weights_grad, *grads
 
 

@@ -30,7 +30,6 @@ from ..tables.table import (
     Rows,
     Table,
     accumulator_dtype,
-    are_same,
     flat,
     growing_among,
     has_whole_rows,
@@ -197,13 +196,10 @@ class RowOptimizer(InBackward):
 
         @wraps(func)
         def step(self: RowOptimizer, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or is_step_seen(self):
-                return seen(self, *args, **kwargs)
-            return func(self, *args, **kwargs)
+            return (seen if is_step_seen(self) else func)(self, *args, **kwargs)
 
-        return step
+        return untraced()(step)
 
-    @untraced()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """
         Step all parameters that have a gradient.
@@ -248,7 +244,7 @@ class RowOptimizer(InBackward):
             if grad is None:
                 continue
             table = table_if_any(parameter)
-            if (table is None or table.rows is None) and grad.layout is not torch.sparse_coo:
+            if grad.layout is not torch.sparse_coo and (table is None or table.rows is None):
                 if table is None or not table.owned or self._steps_densely(group, parameter, idle):
                     others.append(parameter)
                     continue
@@ -281,7 +277,7 @@ class RowOptimizer(InBackward):
             with writing(parameters):
                 for group in self.begin_step(parameters, in_backward):
                     with group.clock:
-                        update(group, [of[id(parameter)] for parameter in group.parameters])
+                        update(group, [*map(of.__getitem__, map(id, group.parameters))])
                         self.end_step(group)  # now: should another group's update raise, this one has had its step
         finally:
             set_grad_enabled(records)
@@ -305,22 +301,20 @@ class RowOptimizer(InBackward):
             listed = [parameter for parameter in parameters if id(parameter) in self._listed]
             if not listed:
                 return []
-            for growing in growing_among(listed):
-                growing.steps()
+            _tell_growing(listed)
             together = self._gather(parameters, listed)
             self._together = {**self._together, id(parameters[0]): together}
-        else:
-            for growing in growing_among(together.listed):
-                growing.steps()
+        elif Table.some_grow:
+            _tell_growing(together.listed)
         if in_backward and self._stepped:
             self._check_first_backward(clock for clock, _ in together.tables)
         begun = []
         for number, (clock, _) in enumerate(together.tables):
-            group, last = self._group_with_id(clock.group), together.begun.get(number)
-            if last is not None and last.source is self._rule_of(group):
+            last = together.begun.get(number)
+            if last is not None and last.source is self._rule_of(last.options):
                 last.renew()
             else:
-                last = together.begun[number] = self._begin(together, number, group)
+                last = together.begun[number] = self._begin(together, number, self._group_with_id(clock.group))
             begun.append(last)
         if in_backward:
             mark_stepped(together.listed)
@@ -369,7 +363,8 @@ class RowOptimizer(InBackward):
         known, now = self._seen, self.param_groups
         if len(known) == len(now):
             for group, (seen, parameters) in zip(now, known, strict=True):
-                if group is not seen or not are_same(group["params"], parameters):
+                listed = group["params"]
+                if group is not seen or len(listed) != len(parameters) or not all(map(is_, listed, parameters)):
                     break
             else:
                 return
@@ -539,8 +534,15 @@ class RowOptimizer(InBackward):
         group.clock.advance(group.hyperparameters, group.step)
         if group.clock.moves_weights:
             mark_stale(group.parameters)
-        for growing in growing_among(group.parameters):
-            growing.stepped()
+        if Table.some_grow:
+            for growing in growing_among(group.parameters):
+                growing.stepped()
+
+
+def _tell_growing(parameters: list[Tensor]) -> None:
+    """Tell the tables that grow that a step of theirs begins."""
+    for growing in growing_among(parameters):
+        growing.steps()
 
 
 def _is_constant(value: Any) -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.row_optimizer import row_optimizer_update_
+from .._torch import count_writes
+from ..ops import row_optimizer as row_optimizer  # registers the operator
 from .clock import Clock
 from .table import Gradient, accumulator_dtype, table_of, writable
 
@@ -50,7 +51,7 @@ class StepGroup:
     def renew(self) -> None:
         """Become the group of the next step, of which nothing else has changed."""
         clock = self.clock
-        if clock.history is not None:
+        if clock.history is not None and clock.step - clock.base >= clock.history.shape[0] // 2:
             clock.make_room()
         self.history, self.step, self.base = clock.history, clock.step + 1, clock.base
 
@@ -90,13 +91,14 @@ def gradient_of(optimizer: str, grad: Tensor, zero_rows_are_idle: bool) -> Gradi
         zero_rows_are_idle: leave out the rows of a strided gradient that are zero. On CUDA their count is read back.
     """
     if grad.layout is torch.sparse_coo:
-        grad = coalesced(grad)
+        if not grad.is_coalesced():
+            grad = coalesced(grad)
         rows, values = grad._indices(), grad._values()
         if rows.shape[0] != 1:
             raise ValueError(
                 f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {rows.shape[0]}"
             )
-        return Gradient(rows[0], _as_matrix(values))
+        return Gradient(rows[0], values if values.dim() == 2 else _as_matrix(values))
     values = _as_matrix(grad).contiguous()
     if not zero_rows_are_idle:
         return Gradient(None, values)
@@ -133,12 +135,13 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
     """Step a group's tables, each with its gradient; tables with gradients of one layout and dtype share one call."""
     if group.all_rows:
         gradients = [_on_all_rows(g, p.shape[0]) for g, p in zip(gradients, group.parameters, strict=True)]
-    kinds = [(gradient.rows is None, gradient.values.dtype) for gradient in gradients]
-    for kind in dict.fromkeys(kinds):
-        if kinds.count(kind) == len(kinds):  # the usual case
+    parts: dict[tuple[bool, torch.dtype], list[int]] = {}
+    for k, gradient in enumerate(gradients):
+        parts.setdefault((gradient.rows is None, gradient.values.dtype), []).append(k)
+    for members in parts.values():
+        if len(parts) == 1:  # the usual case
             _update(group, gradients)
         else:
-            members = [k for k, other in enumerate(kinds) if other == kind]
             _update(group.part(members), [gradients[k] for k in members])
 
 
@@ -147,22 +150,29 @@ def _update(group: StepGroup, gradients: list[Gradient]) -> None:
         with writable(group.weights, [True] * len(group.weights)) as copies:
             _update(replace(group, weights=copies, writable=True), gradients)
         return
-    all_rows = gradients[0].rows is None
-    row_optimizer_update_(
+    rows, values = [], []
+    for gradient in gradients:
+        values.append(gradient.values)
+        if gradient.rows is not None:
+            rows.append(gradient.rows)
+    all_rows = not rows
+    torch.ops.torchsparse_rec.row_optimizer_update_.default(
         group.weights,
         group.states,
         group.last_steps,
         group.history,
-        None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
-        [gradient.values for gradient in gradients],
-        rule=group.rule,
-        hyperparameters=group.hyperparameters,
-        step=group.step,
-        base=group.base,
-        maximize=group.maximize,
-        rounding_seeds=group.rounding_seeds,
-        whole=group.whole,
+        rows,
+        values,
+        None,
+        group.rule,
+        group.hyperparameters,
+        group.step,
+        group.base,
+        group.maximize,
+        group.rounding_seeds,
+        group.whole,
     )
+    count_writes((*group.weights, *group.states, *group.last_steps))
     if all_rows:
         for parameter in group.parameters:
             _mark_fresh(parameter, group.step)

@@ -67,9 +67,6 @@ _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDict
 
 _NONE = {None}
 
-# Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
-_some_grow = False
-
 
 def announce(optimizer: RowOptimizer) -> None:
     """Let tables find the optimizer that holds their parameter: those that have none yet, and later ones."""
@@ -167,6 +164,8 @@ class Table:
 
     # How many changes of tables note_change() has counted: one who keeps what it found of tables compares.
     changes = 0
+    # Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
+    some_grow = False
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
@@ -217,8 +216,7 @@ class Table:
 
     @growing.setter
     def growing(self, growing: weakref.ref[Growing]) -> None:
-        global _some_grow
-        _some_grow = True
+        Table.some_grow = True
         self._growing = growing
         note_change()
 
@@ -324,7 +322,7 @@ def _nothing() -> None:
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     """Return the tables that grow among those of the parameters, in the order of locking."""
-    if not _some_grow:
+    if not Table.some_grow:
         return []
     tables = [_tables.get(id(parameter)) for parameter in parameters]
     references = [table.growing for table in tables if table is not None and table.growing is not None]
@@ -340,7 +338,7 @@ def is_growing_stale(growing: Growing) -> bool:
 
 def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
     """Return a context to write tables in, as they are stored; nobody reads those that grow meanwhile."""
-    found = growing_among(parameters)
+    found = growing_among(parameters) if Table.some_grow else []
     return _locked(found) if found else as_stored()  # type: ignore[no-any-return]
 
 
