@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from .._reduction import POOLING
 from ..nn.plan import Ids, Plan, counts_of
 from ._ids import bad_id, reordered
-from .exchange import LookUp, Place, Sizes
+from .exchange import Asked, LookUp, Place, Sizes
 
 __all__ = ["Bags", "Unit"]
 
@@ -31,19 +31,6 @@ class Unit(NamedTuple):
     key: int
     begin: int
     end: int
-
-
-class Asked(NamedTuple):
-    """
-    What a rank asks others for, in words of four bytes: for each owner lengths of bags if they differ from 1, and ids.
-
-    Weights, if there are any, are a second vector. ``bags`` has those of each unit.
-    """
-
-    parts: list[Tensor]
-    counts: Tensor
-    bags: list[int]
-    sizes: list[list[int]]
 
 
 class Bags:
@@ -99,7 +86,9 @@ class Bags:
 
     def ask(self, ids: Ids, places: Sequence[int]) -> Asked:
         """
-        Say which bags this rank wants.
+        Say which bags this rank wants, in words of four bytes: of each owner lengths, if they differ from 1, and ids.
+
+        Weights, if there are any, are a second vector. The bags are those of units.
 
         Args:
             ids: of all features.
@@ -134,7 +123,7 @@ class Bags:
         if ids.per_sample_weights is not None:
             asked.append(reordered(ids.per_sample_weights, counts, keys))
             sizes.append(sent)
-        return Asked(asked, told, bags, sizes)
+        return Asked(asked, sizes, told, ids._replace(bags=bags))
 
     def _check(self, indices: Tensor, of_units: Sequence[Tensor]) -> None:
         """Raise ``IndexError`` for an id that its table does not have."""
@@ -172,7 +161,7 @@ class Bags:
         total = [sum(its) for its in ids]
         lengths = [0 if one else sum(its) for one, its in zip(single, bags, strict=True)]
         words = [self._words * n + more for n, more in zip(total, lengths, strict=True)]
-        return [Sizes(sent, its) for sent, its in zip(asked.sizes, [words, total], strict=False)]
+        return [Sizes(sent, its) for sent, its in zip(asked.sent, [words, total], strict=False)]
 
     def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
         """
@@ -227,12 +216,12 @@ class Bags:
         _, _, bags = self._told(came)
         dims = self._own.columns()
         sent = [sum(n * dim for n, dim in zip(its, dims, strict=True)) for its in bags]
-        sizes = [bags * (unit.end - unit.begin) for unit, bags in zip(self.units, asked.bags, strict=True)]
+        sizes = [bags * (unit.end - unit.begin) for unit, bags in zip(self.units, asked.ids.bags, strict=True)]
         return Sizes(sent, [sum(its) for its in self._by_owner(sizes)])
 
     def results(self, asked: Asked, values: Tensor, came: Tensor, side_by_side: bool) -> list[tuple[Place, Tensor]]:
         """Return the results ``[B, columns]``, or flat, of lookups, each with its place among all."""
-        bags, widths = asked.bags, [unit.end - unit.begin for unit in self.units]
+        bags, widths = asked.ids.bags, [unit.end - unit.begin for unit in self.units]
         sizes = [count * width for count, width in zip(bags, widths, strict=True)]
         found: list[tuple[Place, Tensor]] = []
         if len(self.units) == 1:  # not a view of several, which nobody might write to

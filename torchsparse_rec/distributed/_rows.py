@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,20 +14,11 @@ from ..ops.embedding_collection import lookup
 from ..ops.route import route
 from ._ids import bad_id, reordered, taken, without
 from .blocks import Blocks
-from .exchange import LookUp, Place, Sizes
+from .exchange import Asked, LookUp, Place, Sizes
 
 __all__ = ["Rows"]
 
 _SUM = POOLING["sum"]
-
-
-class Asked(NamedTuple):
-    """What a rank asks others for: rows, how many of which table on which rank, and where each id's row will be."""
-
-    parts: list[Tensor]
-    counts: Tensor
-    ids: Ids
-    places: Tensor
 
 
 class Rows:
@@ -119,7 +109,10 @@ class Rows:
             raise
         if self._copied:
             rows, counted = rows.repeat(self.ranks), counted.expand(self.ranks, -1)
-        return Asked([rows], counted, ids, where)
+        return self._asked([rows], counted, ids, where)
+
+    def _asked(self, parts: list[Tensor], counts: Tensor, ids: Ids, places: Tensor) -> Asked:
+        return Asked(parts, [counts.sum(1).tolist()] * len(parts), counts, ids._replace(indices=places))
 
     def _own_ids(self, ids: Ids, places: Sequence[int]) -> tuple[Ids, list[int], list[int]]:
         """Return the ids of these tables, how many each lookup has, and where each segment begins and the last ends."""
@@ -135,7 +128,8 @@ class Rows:
 
     def payload_sizes(self, asked: Asked, came: Tensor) -> list[Sizes]:
         """Return the sizes of the parts of ``asked``."""
-        return [Sizes(asked.counts.sum(1).tolist(), came.sum(1).tolist())] * len(asked.parts)
+        of_ranks = came.sum(1).tolist()
+        return [Sizes(sent, of_ranks) for sent in asked.sent]
 
     def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
         """
@@ -159,8 +153,8 @@ class Rows:
 
     def answer_sizes(self, asked: Asked, came: Tensor) -> Sizes:
         """Return the sizes of the answers: from this rank, and to it."""
-        asked_of = (asked.counts.sum(1) * self.dim).tolist()
-        return Sizes((came.sum(1) * self.dim).tolist(), asked_of, self._copied)
+        coming = [self.dim * count for count in asked.sent[0]]
+        return Sizes((came.sum(1) * self.dim).tolist(), coming, self._copied)
 
     def results(self, asked: Asked, rows: Tensor, came: Tensor, side_by_side: bool) -> list[tuple[Place, Tensor]]:
         """Pool rows; return the results ``[B, D]``, or flat, of lookups, each with its place among all."""
@@ -168,7 +162,7 @@ class Rows:
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights.to(self.dtype)
         result = lookup(
             [rows.view(-1, self.dim)],
-            asked.places,
+            ids.indices,
             ids.offsets,
             weights,
             [0] * lookups,

@@ -10,15 +10,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..nn.plan import Ids
 from .ranks import Call, Ranks
 
-__all__ = ["LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
+__all__ = ["Asked", "LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
 # A module's way to look up some of its tables, given a plan of theirs, their numbers, and ids; and, of keys in tables
 # that grow, how often each occurs.
 LookUp = Callable[..., Tensor]
 # Where a result is among all: its lookup, and the first of its columns.
 Place = tuple[int, int]
+
+
+class Asked(NamedTuple):
+    """
+    What a rank asks of others in one of the ways in which tables are split.
+
+    ``parts`` travel; of each, ``sent`` says how many elements go to which rank. ``counts``, ``[W, K]`` int64 on the
+    host, are what headers tell of them. ``ids`` say how results are laid out once they come: their bags and, where rows
+    come, as indices the places of rows.
+    """
+
+    parts: list[Tensor]
+    sent: list[list[int]]
+    counts: Tensor
+    ids: Ids
 
 
 class Sizes(NamedTuple):
