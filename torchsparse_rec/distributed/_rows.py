@@ -56,13 +56,16 @@ class Rows:
         self.tables, self.lookups, self.keys = list(tables), whole.lookups_of(tables), part.keys
         self.dtype, self.dim, self.rank, self.ranks = dtype, part.dims[0], rank, ranks
         self._features = [features[key] for key in part.keys]
-        self._pooled, self._merge, self._copied = pooled, merge, copied
+        self._merge, self._copied = merge, copied
         self._padding = [part.padding[table] for table in part.tables]
+        self._pads = pooled and max(self._padding) >= 0
         # Ids travel segment by segment: a segment is a table or, if each occurrence travels, a lookup.
         self._segments = list(range(len(tables))) if merge else list(part.tables)
         self._sizes = [part.num_embeddings[table] for table in self._segments]
         self._blocks = [1 if copied else Blocks(rows).count for rows in self._sizes]
         self.width = len(self._segments)
+        # The lookups with which segments begin.
+        self._firsts = [part.tables.index(table) for table in self._segments] if merge else list(range(self.width))
         self._own = self._plan_of_own()
 
     def _plan_of_own(self) -> Plan:
@@ -117,14 +120,11 @@ class Rows:
     def _own_ids(self, ids: Ids, places: Sequence[int]) -> tuple[Ids, list[int], list[int]]:
         """Return the ids of these tables, how many each lookup has, and where each segment begins and the last ends."""
         ids = taken(ids, [places[key] for key in self.keys])
-        if self._pooled:
+        if self._pads:
             ids = without(ids, self._padding)
         counts = counts_of(ids)
         ends = [0, *accumulate(counts)]
-        if not self._merge:
-            return ids, counts, ends
-        firsts = [self.part.tables.index(table) for table in range(len(self.tables))]
-        return ids, counts, [ends[first] for first in firsts] + [ends[-1]]
+        return ids, counts, [*[ends[first] for first in self._firsts], ends[-1]]
 
     def payload_sizes(self, asked: Asked, came: Tensor) -> list[Sizes]:
         """Return the sizes of the parts of ``asked``."""

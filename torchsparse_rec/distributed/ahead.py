@@ -67,7 +67,8 @@ class Ahead:
                         "prefetch: weights must not require a gradient, which comes back in the step alone: look such "
                         "batches up without prefetch"
                     )
-                counts, details = self.request.counts, shards.call_of(module, self.request.ids)[0].details
+                call, _ = shards.call_of(module, module._stored_weights(), self.request.ids)
+                counts, details = self.request.counts, call.details
         except Exception as raised:
             error = raised
         self._call = Call(shards.name, f"prefetch {turns.number}", mode, details)
@@ -86,7 +87,7 @@ class Ahead:
     def send(self) -> None:
         """Begin to send what this rank asks for."""
         ranks = self._shards.ranks
-        with ranks.exchange(self._call):
+        with ranks:
             sizes = self._shards.payload_sizes(self.request, self.told)
             self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.request.parts)
 
@@ -124,8 +125,8 @@ class Ahead:
                 f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for its results"
             )
         self._turns.looked_up += 1
-        x, ids, _ = self.request
+        ids, weights = self.request.ids, module._stored_weights()
         request = self.request._replace(ids=ids._replace(side_by_side=ids.side_by_side and not apart))
-        call, trained = shards.call_of(module, ids)
-        shards.check(module, trained)
-        return x, request.ids, shards.answered(module, call, request, self.told, trained, self.got)
+        call, trained = shards.call_of(module, weights, ids)
+        shards.check(module, weights, trained)
+        return request.x, request.ids, shards.answered(module, call, request, self.told, trained, self.got)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..nn.plan import Ids
-from .ranks import Call, Ranks
+from .ranks import Call, Ranks, known_call
 
 __all__ = ["Asked", "LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
@@ -77,6 +77,8 @@ def exchange(
     Returns:
         Vectors of what came, in the order of ranks.
     """
+    if ranks.count == 1 and wire_dtype is None:  # nothing travels
+        return list(parts)
     if anchor is None:
         return start(ranks, group, call, sizes, parts, wire_dtype)()
     ranks.expect_backward()
@@ -126,7 +128,7 @@ class _Exchange(torch.autograd.Function):
     ) -> Any:
         ctx.ranks, ctx.sizes, ctx.factor, ctx.wire_dtype = ranks, sizes, factor, wire_dtype
         ctx.anchor = (anchor.shape, anchor.dtype)
-        ctx.call = Call(call.module, "gradients", call.mode, call.details)
+        ctx.call = known_call(call.module, "gradients", call.mode, call.details)
         ctx.real = [k for k, part in enumerate(parts) if part.is_floating_point()]
         result = start(ranks, group, call, sizes, parts, wire_dtype)()
         result = [x.view_as(x) if x is part else x for x, part in zip(result, parts, strict=True)]

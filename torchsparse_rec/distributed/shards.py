@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from .._torch import as_stored
+from .._torch import as_stored, parameters_of_active_ddp
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys
@@ -20,7 +21,7 @@ from .agreed import agreed
 from .ddp import check_not_in_ddp
 from .exchange import Asked, LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
-from .ranks import Call, Ranks
+from .ranks import Call, Ranks, known_call
 from .tables import Table, check_columns, digest, lookups_of
 
 __all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
@@ -33,21 +34,17 @@ _OFTEN = 1000
 
 
 class Request(NamedTuple):
-    """What a rank wants of the others in a call: the call's input, its ids, and what is asked in each way of tables."""
+    """
+    What a rank wants of the others in a call: the call's input, its ids, and what is asked in each way of tables.
+
+    ``parts`` are all that travels, and ``counts``, ``[W, K]`` int64 on the host, say how much goes to each rank.
+    """
 
     x: Any
     ids: Ids
     asked: list[Asked]
-
-    @property
-    def parts(self) -> list[Tensor]:
-        """All that travels."""
-        return [part for each in self.asked for part in each.parts]
-
-    @property
-    def counts(self) -> Tensor:
-        """``[W, K]`` int64 on the host: how much goes to each rank."""
-        return torch.cat([each.counts for each in self.asked], 1)
+    parts: list[Tensor]
+    counts: Tensor
 
 
 class Shards:
@@ -80,6 +77,8 @@ class Shards:
         self.together: dict[Any, Any] = {}  # what nn.lookup_sparse keeps of calls whose first table is the module's
         whole, features = lookups_of(tables[0].module, tables)
         self._split = [_form(table) for table in tables]
+        self._growing = [k for k, table in enumerate(tables) if table.grows]
+        self._sliced = [k for k, plan in enumerate(plans) if isinstance(plan, ColumnWise)]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
         short = [k for k, table in enumerate(tables) if table.grows and table.child.key_dtype == torch.int32]
@@ -104,12 +103,13 @@ class Shards:
         for grows, of_way in units.items():
             sent_as = reduce(torch.promote_types, [dtypes[unit.table] for unit in of_way])
             self._ways.append(Bags(whole, sorted(of_way), features, sent_as, *where, grows))
-        self._has_bags, self._grows = bool(units), any(way.grows for way in self._ways)
+        self._widths = [way.width for way in self._ways]
+        self._has_bags = bool(units)
         # Gradients are divided by W. By a power of two that is exact, wherever it is done: where they are shortest. By
         # another number it is done at once, to the gradients of results, as one process would.
         exact = ranks.count & (ranks.count - 1) == 0
         self._at_once, self._on_the_way = (1.0, 1 / ranks.count) if exact else (1 / ranks.count, 1.0)
-        ranks.reserve(sum(way.width for way in self._ways))
+        ranks.reserve(sum(self._widths))
 
     @contextmanager
     def told(self, training: bool) -> Iterator[None]:
@@ -118,19 +118,19 @@ class Shards:
 
         Args:
             training: whether the module trains.
-
-        Raises:
-            RuntimeError: the module is being exported.
         """
-        self.refuse_export()
-        ranks, before = self.ranks, self.ranks.sequence
+        before = self.ranks.sequence
         try:
             yield
         except Exception as error:
-            if ranks.sequence == before:
-                call = Call(self.name, "lookup", "train" if training else "eval")
-                ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
+            if self.ranks.sequence == before:
+                self._tell(error, training)
             raise
+
+    def _tell(self, error: Exception, training: bool) -> None:
+        ranks = self.ranks
+        call = Call(self.name, "lookup", "train" if training else "eval")
+        ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
 
     def refuse_export(self) -> None:
         """Raise ``RuntimeError`` if the module is being exported."""
@@ -155,36 +155,52 @@ class Shards:
         x, places, ids = module._inputs(*given, **how)
         if ids.per_sample_weights is not None:
             ids = ids._replace(per_sample_weights=scale_gradient(ids.per_sample_weights, 1 / self._at_once))
-        names = dict(zip(places, self._features, strict=True))
-        check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
-        check_keys(ids, {places[key]: self._features[key] for key in self._short})
-        try:
-            return Request(x, ids, [way.ask(ids, places) for way in self._ways])
-        except IndexError as error:
-            named = getattr(module, "_bad_id", None)  # of a single table it says where in the call's input it is
-            raise (named and named(x)) or error from None
+        check_ids(ids, places, self._features)
+        if self._short:
+            check_keys(ids, {places[key]: self._features[key] for key in self._short})
+        asked, parts = [], []
+        for way in self._ways:
+            try:
+                asked.append(way.ask(ids, places))
+            except IndexError as error:
+                named = getattr(module, "_bad_id", None)  # of a single table it says where in the call's input it is
+                raise (named and named(x)) or error from None
+            parts += asked[-1].parts
+        counts = asked[0].counts if len(asked) == 1 else torch.cat([each.counts for each in asked], 1)
+        return Request(x, ids, asked, parts, counts)
 
-    def call_of(self, module: Any, ids: Ids) -> tuple[Call, bool]:
-        """Return what all ranks must do as this one does, and whether the lookup has gradients."""
-        given, training = ids.per_sample_weights, module.training
-        # In eval() a table that grows has no gradient, unless it is looked up by itself.
-        its = [table for table in self.tables if not table.grows or table.child.training or table.child is module]
+    def call_of(self, module: Any, weights: Sequence[Parameter], ids: Ids) -> tuple[Call, bool]:
+        """
+        Return what all ranks must do as this one does, and whether the lookup has gradients.
+
+        Args:
+            module: whose tables they are.
+            weights: the tables' parameters.
+            ids: of the call.
+        """
+        given, training, its = ids.per_sample_weights, module.training, list(weights)
+        others = ""
+        if self._growing:
+            grows = {k: self.tables[k].child for k in self._growing}
+            # In eval() a table that grows has no gradient, unless it is looked up by itself.
+            its = [x for k, x in enumerate(weights) if k not in grows or grows[k].training or grows[k] is module]
+            others = ", ".join([self.tables[k].name for k in grows if grows[k].training is not training])
         with as_stored():
-            trained = torch.is_grad_enabled() and any(table.weight.requires_grad for table in its)
-        details = ["with gradients" if trained else "without gradients"]
+            trained = torch.is_grad_enabled() and True in [x.requires_grad for x in its]
+        details = "with gradients" if trained else "without gradients"
         if given is not None:
-            details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
-        others = [table.name for table in self.tables if table.grows and table.child.training is not training]
+            details += f", weights of {given.dtype}" + (" with gradients" if given.requires_grad else "")
         if others:
-            details.append(f"{', '.join(others)} in {'eval' if training else 'train'}()")
-        return Call(self.name, "lookup", "train" if training else "eval", ", ".join(details)), trained
+            details += f", {others} in {'eval' if training else 'train'}()"
+        return known_call(self.name, "lookup", "train" if training else "eval", details), trained
 
-    def check(self, module: Any, trained: bool) -> None:
+    def check(self, module: Any, weights: Sequence[Parameter], trained: bool) -> None:
         """
         Check that the module's tables can be looked up.
 
         Args:
             module: whose tables they are.
+            weights: the tables' parameters.
             trained: whether the lookup has gradients.
 
         Raises:
@@ -192,17 +208,19 @@ class Shards:
                 update it; ValueError: its columns can no longer be split.
         """
         with as_stored():
-            weights = [table.weight for table in self.tables]
-            check_not_in_ddp(weights)
-            for table, plan, weight, split in zip(self.tables, self.plans, weights, self._split, strict=True):
-                form = _form(table)
-                if form != split:
+            if parameters_of_active_ddp():
+                check_not_in_ddp(weights)
+            for table, weight, (grows, shape, dtype, device) in zip(self.tables, weights, self._split, strict=True):
+                its = weight.shape[grows:], weight.dtype, weight.device
+                if its != (shape, dtype, device):
                     raise RuntimeError(
-                        f"table {table.name!r}: this rank's part must stay as shard() made it, {list(split[0])} of "
-                        f"{split[1]} on {split[2]}, got {list(form[0])} of {form[1]} on {form[2]}: convert and move a "
-                        "model before shard()"
+                        f"table {table.name!r}: this rank's part must stay as shard() made it, {list(shape)} of "
+                        f"{dtype} on {device}, got {list(its[0])} of {its[1]} on {its[2]}: convert and move a model "
+                        "before shard()"
                     )
-                check_columns(table.name, plan, weight, table.child.max_norm)  # it may have been set since
+            for k in self._sliced:  # a norm, or the optimizer, may have been set since
+                table = self.tables[k]
+                check_columns(table.name, self.plans[k], weights[k], table.child.max_norm)
             if module.training and trained:
                 module._check_fused()
 
@@ -221,10 +239,14 @@ class Shards:
         Raises:
             Errors of the arguments, ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
         """
-        with self.told(module.training):
-            request = self.request(module, *given, **how)
-            call, trained = self.call_of(module, request.ids)
-            self.check(module, trained)
+        self.refuse_export()
+        try:
+            request, weights = self.request(module, *given, **how), module._stored_weights()
+            call, trained = self.call_of(module, weights, request.ids)
+            self.check(module, weights, trained)
+        except Exception as error:
+            self._tell(error, module.training)
+            raise
         told = self.ranks.headers(call, request.counts)
         return request.x, request.ids, self.answered(module, call, request, told, trained)
 
@@ -246,7 +268,7 @@ class Shards:
             RuntimeError: see :class:`Ranks`; errors of tables that grow, of whichever rank.
         """
         ranks, result, failed, open_before = self.ranks, None, None, self.ranks.open
-        with ranks.exchange(call):
+        with ranks:
             try:
                 result = self._exchanged(call, request, told, trained, module._look_up_tables, got)
             except _Failed as error:  # all ranks know of it, and none waits for another
@@ -260,7 +282,7 @@ class Shards:
             self._trained += 1
             if self._copied and self._trained % _OFTEN == 0:
                 self._check_copies()
-        return scale_gradient(result, self._at_once)
+        return result if self._at_once == 1 else scale_gradient(result, self._at_once)
 
     def _check_copies(self) -> None:
         """Raise ``RuntimeError``, on all ranks, if the copies of a replicated table differ."""
@@ -277,7 +299,7 @@ class Shards:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
         way_out = (
             "call torchsparse_rec.distributed.save(folder, module, optimizer)"
-            if self._grows
+            if self._growing
             else "save its state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
         )
         raise TypeError(
@@ -286,16 +308,16 @@ class Shards:
 
     def payload_sizes(self, request: Request, told: Tensor) -> list[Sizes]:
         """Return the sizes of what is asked of others, in the order of ``request.parts``."""
-        came = told.split([way.width for way in self._ways], 1)
-        return [
-            size for way, a, c in zip(self._ways, request.asked, came, strict=True) for size in way.payload_sizes(a, c)
-        ]
+        sizes: list[Sizes] = []
+        for way, a, c in zip(self._ways, request.asked, told.split(self._widths, 1), strict=True):
+            sizes += way.payload_sizes(a, c)
+        return sizes
 
     def _exchanged(
         self, call: Call, request: Request, told: Tensor, trained: bool, look_up: LookUp, got: list[Tensor] | None
     ) -> Tensor:
-        ranks, ways, (_, ids, asked) = self.ranks, self._ways, request
-        came = told.split([way.width for way in ways], 1)
+        ranks, ways, ids, asked = self.ranks, self._ways, request.ids, request.asked
+        came = told.split(self._widths, 1)
         group = ranks.group if got is None else ranks.ahead_results
         travels = False
         if got is None:
@@ -319,13 +341,13 @@ class Shards:
                 failed = error
                 answers.append(torch.zeros(sum(sizes_of_answer.sent), dtype=way.dtype, device=ranks.device))
             at += len(a.parts)
-        if self._grows:
+        if self._growing:
             # And what this rank does, as the header of a batch that was prefetched tells the mode of that time.
             word = call.signature if failed is None else 0
             answers.append(torch.full((ranks.count,), word, dtype=torch.int64, device=ranks.device))
             answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
         values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self.wire_dtype)
-        if self._grows and bool((values.pop() != call.signature).any()):
+        if self._growing and bool((values.pop() != call.signature).any()):
             raise _Failed(failed)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
@@ -351,10 +373,10 @@ class _Failed(Exception):
         self.error = error
 
 
-def _form(table: Table) -> tuple[torch.Size, torch.dtype, torch.device]:
-    """Return what must stay of a part: its shape, but for the rows of a table that grows, dtype and device."""
+def _form(table: Table) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
+    """Return what must stay of a part: whether it grows, its shape, but for rows that come and go, dtype and device."""
     weight = table.weight
-    return weight.shape[table.grows :], weight.dtype, weight.device
+    return table.grows, weight.shape[table.grows :], weight.dtype, weight.device
 
 
 def columns(plan: TableWise | ColumnWise, dim: int) -> list[tuple[int, tuple[int, int]]]:

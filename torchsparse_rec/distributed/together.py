@@ -49,6 +49,7 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
     known = [_modules.get(id(weight_of(given))) for given in params if part_of(given) is not None]
     teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
     first = teller._shards
+    first.refuse_export()
     with first.told(teller.training):
         check_lengths(params, indices, combiners, sp_weights)
         modules = [_module_of(given, k) for k, given in enumerate(params)]
@@ -124,6 +125,9 @@ class _Together:
         _, ids, result = self.shards.look_up(self, indices, sp_weights)
         parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
+
+    def _stored_weights(self) -> list[Parameter]:
+        return [module._stored_weight() for module in self._modules]
 
     def _inputs(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
         ids, _ = ids_of(indices, sp_weights)
