@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,12 +127,16 @@ class Rows:
         ends = [0, *accumulate(counts)]
         return ids, counts, [*[ends[first] for first in self._firsts], ends[-1]]
 
-    def payload_sizes(self, asked: Asked, came: Tensor) -> list[Sizes]:
+    def read(self, counts: Tensor) -> list[list[int]]:
+        """Return how much each rank asks for of each segment, by the counts that came."""
+        return counts.tolist()  # type: ignore[no-any-return]
+
+    def payload_sizes(self, asked: Asked, came: list[list[int]]) -> list[Sizes]:
         """Return the sizes of the parts of ``asked``."""
-        of_ranks = came.sum(1).tolist()
+        of_ranks = list(map(sum, came))
         return [Sizes(sent, of_ranks) for sent in asked.sent]
 
-    def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
+    def answer(self, got: Sequence[Tensor], came: list[list[int]], look_up: LookUp) -> Tensor:
         """
         Look up the rows that all ranks want of this one.
 
@@ -143,7 +148,7 @@ class Rows:
         Returns:
             ``[R * D]``: the rows in the order in which they are asked for.
         """
-        counts = came.flatten().tolist()
+        counts = list(chain(*came))
         rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False), *got[1:])
         if self._merge:
             return rows
@@ -151,12 +156,12 @@ class Rows:
         sizes = [counts[key] * self.dim for key in self._own.keys]
         return reordered(rows, sizes, [segment * ranks + rank for rank in range(ranks) for segment in range(width)])
 
-    def answer_sizes(self, asked: Asked, came: Tensor) -> Sizes:
+    def answer_sizes(self, asked: Asked, came: list[list[int]]) -> Sizes:
         """Return the sizes of the answers: from this rank, and to it."""
-        coming = [self.dim * count for count in asked.sent[0]]
-        return Sizes((came.sum(1) * self.dim).tolist(), coming, self._copied)
+        sent, coming = [[self.dim * count for count in of_ranks] for of_ranks in (map(sum, came), asked.sent[0])]
+        return Sizes(sent, coming, self._copied)
 
-    def results(self, asked: Asked, rows: Tensor, came: Tensor, side_by_side: bool) -> list[tuple[Place, Tensor]]:
+    def results(self, asked: Asked, rows: Tensor, came: Any, side_by_side: bool) -> list[tuple[Place, Tensor]]:
         """Pool rows; return the results ``[B, D]``, or flat, of lookups, each with its place among all."""
         ids, lookups = asked.ids, len(self.lookups)
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights.to(self.dtype)

@@ -47,7 +47,6 @@ class Ahead:
     """
 
     request: Request
-    told: Tensor
     got: list[Tensor]
 
     def __init__(
@@ -81,14 +80,15 @@ class Ahead:
         Raises:
             The error of the first rank that has one, on all ranks.
         """
-        self.told, statuses = self._headers()
+        self._told, statuses = self._headers()
         return statuses
 
     def send(self) -> None:
         """Begin to send what this rank asks for."""
         ranks = self._shards.ranks
         with ranks:
-            sizes = self._shards.payload_sizes(self.request, self.told)
+            self._came = self._shards.read(self._told)
+            sizes = self._shards.payload_sizes(self.request, self._came)
             self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.request.parts)
 
     def arrive(self) -> None:
@@ -129,4 +129,4 @@ class Ahead:
         request = self.request._replace(ids=ids._replace(side_by_side=ids.side_by_side and not apart))
         call, trained = shards.call_of(module, weights, ids)
         shards.check(module, weights, trained)
-        return request.x, request.ids, shards.answered(module, call, request, self.told, trained, self.got)
+        return request.x, request.ids, shards.answered(module, call, request, self._came, trained, self.got)

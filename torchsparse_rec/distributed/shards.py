@@ -247,11 +247,17 @@ class Shards:
         except Exception as error:
             self._tell(error, module.training)
             raise
-        told = self.ranks.headers(call, request.counts)
-        return request.x, request.ids, self.answered(module, call, request, told, trained)
+        came = self.read(self.ranks.headers(call, request.counts))
+        return request.x, request.ids, self.answered(module, call, request, came, trained)
 
     def answered(
-        self, module: Any, call: Call, request: Request, told: Tensor, trained: bool, got: list[Tensor] | None = None
+        self,
+        module: Any,
+        call: Call,
+        request: Request,
+        came: list[Any],
+        trained: bool,
+        got: list[Tensor] | None = None,
     ) -> Tensor:
         """
         Return the results of what all ranks ask for.
@@ -260,7 +266,7 @@ class Shards:
             module: whose tables they are.
             call: what this rank does.
             request: of this rank.
-            told: the counts of other ranks' requests.
+            came: what the others want in each way of tables.
             trained: whether the lookup has gradients.
             got: what the others have sent before the call. None: it travels now.
 
@@ -270,7 +276,7 @@ class Shards:
         ranks, result, failed, open_before = self.ranks, None, None, self.ranks.open
         with ranks:
             try:
-                result = self._exchanged(call, request, told, trained, module._look_up_tables, got)
+                result = self._exchanged(call, request, came, trained, module._look_up_tables, got)
             except _Failed as error:  # all ranks know of it, and none waits for another
                 failed = error
         if failed is not None:
@@ -306,18 +312,21 @@ class Shards:
             f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: {way_out}"
         )
 
-    def payload_sizes(self, request: Request, told: Tensor) -> list[Sizes]:
+    def read(self, told: Tensor) -> list[Any]:
+        """Return what the others want in each way of tables, by their headers."""
+        return [way.read(counts) for way, counts in zip(self._ways, told.split(self._widths, 1), strict=True)]
+
+    def payload_sizes(self, request: Request, came: Sequence[Any]) -> list[Sizes]:
         """Return the sizes of what is asked of others, in the order of ``request.parts``."""
         sizes: list[Sizes] = []
-        for way, a, c in zip(self._ways, request.asked, told.split(self._widths, 1), strict=True):
+        for way, a, c in zip(self._ways, request.asked, came, strict=True):
             sizes += way.payload_sizes(a, c)
         return sizes
 
     def _exchanged(
-        self, call: Call, request: Request, told: Tensor, trained: bool, look_up: LookUp, got: list[Tensor] | None
+        self, call: Call, request: Request, came: list[Any], trained: bool, look_up: LookUp, got: list[Tensor] | None
     ) -> Tensor:
         ranks, ways, ids, asked = self.ranks, self._ways, request.ids, request.asked
-        came = told.split(self._widths, 1)
         group = ranks.group if got is None else ranks.ahead_results
         travels = False
         if got is None:
@@ -325,7 +334,7 @@ class Shards:
             weights = ids.per_sample_weights if self._has_bags and torch.is_grad_enabled() else None
             travels = weights is not None and weights.requires_grad
             anchor = self._leaf() if travels else None
-            sizes = self.payload_sizes(request, told)
+            sizes = self.payload_sizes(request, came)
             got = exchange(ranks, group, call, sizes, request.parts, anchor, 1 / self._on_the_way)
         # All ranks go back through both exchanges, or none through any.
         anchor = got[-1] if travels else self._leaf() if trained else None
