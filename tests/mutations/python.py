@@ -290,8 +290,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/_keys.py",
         "sign",
-        "Asked([keys, occurrences] if self._merge else [keys]",
-        "Asked([keys]",
+        "_asked([keys, occurrences] if self._merge else [keys]",
+        "_asked([keys]",
         "distributed",
     ),
     Mutation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,6 +103,8 @@ class Collection(HasGradMode):
     """
 
     _children: str
+    # What a call looks up: its features as one tensor, the place of each of the collection's among them, and their ids.
+    _inputs: Callable[..., tuple[KeyedJaggedTensor, list[int], Ids]]
 
     def __init__(
         self,
@@ -193,6 +195,12 @@ class Collection(HasGradMode):
         return plan
 
     # ---- Lookups ----------------------------------------------------------------------------------------------------
+
+    def _looked_up(self, features: Any, **how: bool) -> tuple[KeyedJaggedTensor, Ids, Tensor]:
+        """Look up a call's features; return them as one tensor, their ids, and the results of all lookups."""
+        x, places, ids = self._inputs(features, **how)
+        # Only tables that grow need the lengths: to read them back from a device takes time.
+        return x, ids, self._look_up(places, ids, x.length_per_key() if self._growing else None)
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""

@@ -13,7 +13,7 @@ from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ..typing import GradMode
-from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, renormalise
+from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, renormalise, rows_like
 from ._route import Way
 from .grad_mode import GradModeMixin, forward_untraced
 from .plan import Ids
@@ -140,7 +140,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
                     return self._look_up(weight, input)
             return self._look_up(weight, input)
         except IndexError:
-            raise (bad_id("Embedding", input, self._num_rows()) or sys.exc_info()[1]) from None  # type: ignore[misc]
+            raise (self._bad_id(input) or sys.exc_info()[1]) from None  # type: ignore[misc]
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
@@ -151,6 +151,19 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         flat = input if input.dim() == 1 else input.reshape(-1)
         rows = way.look_up(flat, None, None, (flat.shape[0],), self.training)
         return rows if flat is input else rows.view(*input.shape, rows.shape[1])
+
+    def _bad_id(self, input: Tensor) -> IndexError | None:
+        return bad_id("Embedding", input.values() if input.is_nested else input, self._num_rows())
+
+    def _inputs(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
+        """Return a call's input, the place of its only feature, and the ids, for a lookup in tables over ranks."""
+        check_ids("Embedding", input)
+        ids = input.values() if input.is_nested else input
+        return input, [0], Ids(ids.reshape(-1), None, None, (ids.numel(),), False)
+
+    def _output(self, input: Tensor, rows: Tensor) -> Tensor:
+        """Return rows ``[N, D]`` in the shape of a call's input."""
+        return rows_like(input, rows)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind = self._gradient_kind(weight, input.numel())

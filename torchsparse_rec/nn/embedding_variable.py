@@ -18,7 +18,7 @@ from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows
 from ._keyed_checkpoints import KeyedCheckpoints
-from ._lookup import check_ids, growing_untraced, look_up, nested_like
+from ._lookup import check_ids, growing_untraced, look_up, rows_like
 from ._read import TableSet, read
 from .auto import AutoChoice
 from .plan import Ids, Plan
@@ -91,15 +91,23 @@ class EmbeddingVariable(KeyedCheckpoints):
             return self._look_up_in_program(input)
         if torch.compiler.is_compiling():
             return growing_untraced(self.forward, input)  # type: ignore[no-any-return]
-        check_ids("EmbeddingVariable", input)
-        self._refuse_tracing()
-        if input.is_nested:
-            return nested_like(input, self(input.values()))
-        return self._look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+        x, _, ids = self._inputs(input)
+        return self._output(x, self._look_up(ids.indices))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
         def __call__(self, input: Tensor) -> Tensor: ...
+
+    def _inputs(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
+        """Return a call's input, the place of its only feature, and the keys."""
+        check_ids("EmbeddingVariable", input)
+        self._refuse_tracing()
+        keys = self._as_keys(input.values() if input.is_nested else input)
+        return input, [0], Ids(keys, None, None, (len(keys),), False)
+
+    def _output(self, input: Tensor, rows: Tensor) -> Tensor:
+        """Return rows ``[N, D]`` in the shape of a call's input."""
+        return rows_like(input, rows)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""
@@ -148,9 +156,8 @@ class EmbeddingVariable(KeyedCheckpoints):
         """
         check_ids("EmbeddingVariable.lookup", input)
         check_whole(self._stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
-        if input.is_nested:
-            return nested_like(input, self.lookup(input.values()))
-        return self._read_here(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+        keys = self._as_keys(input.values() if input.is_nested else input)
+        return rows_like(input, self._read_here(keys))
 
     def _check_places(self) -> None:
         """Raise ``RuntimeError`` if ``functional_call`` and the like give the table rows of other keys."""
