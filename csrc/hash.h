@@ -15,7 +15,7 @@
 //   missing, keep is [0].
 // * x, columns[c]: every integer dtype, any shape. A hash is an unsigned 64-bit number and its remainder an unsigned one.
 // * Errors: ValueError for num_buckets < 1 (column_ids: < 0), a wrong dtype or rank, offsets that decrease or leave
-//   [0, M]; no columns, lists of other lengths, missing outside [0, 2].
+//   [0, M]; lists of other lengths, missing outside [0, 2].
 // * Not differentiable. Deterministic; same on every machine (the text and the words are read as little-endian).
 // Source: tf.strings.to_hash_bucket_fast, to_hash_bucket_strong, to_hash_bucket; tf.fingerprint.
 //
@@ -103,7 +103,6 @@ inline BucketRemainder column_buckets(int64_t num_buckets) {
 inline int64_t check_column_ids(const std::vector<Tensor>& columns, const std::vector<int64_t>& num_buckets,
                                 const std::vector<int64_t>& missing) {
   const char* op = "column_ids";
-  TSR_CHECK_VALUE(!columns.empty(), op, ": columns must hold at least one column, got none");
   TSR_CHECK_VALUE(num_buckets.size() == columns.size() && missing.size() == columns.size(), op,
                   ": num_buckets and missing must hold one number for each of the ", columns.size(), " columns, got ",
                   num_buckets.size(), " and ", missing.size());

@@ -119,17 +119,16 @@ std::tuple<Tensor, Tensor, Tensor> column_ids_cpu(const std::vector<Tensor>& col
                                                   const std::vector<int64_t>& num_buckets,
                                                   const std::vector<int64_t>& missing) {
   const int64_t count = check_column_ids(columns, num_buckets, missing);
-  const auto hash_block = pick_level<HashBlock<FarmHash, BucketRemainder>>(
-      &baseline::hash_block, &avx2::hash_block, &avx512::hash_block);
+  const auto hash_block =
+      pick_level<HashBlock<FarmHash, BucketRemainder>>(&baseline::hash_block, &avx2::hash_block, &avx512::hash_block);
   std::vector<Tensor> kept;
   std::vector<IdColumn> parts;
   int64_t first = 0, blocks = 0;
   for (size_t c = 0; c < columns.size(); ++c) {
     kept.push_back(as_contiguous(columns[c]));
     const IdColumn::Write write =
-        dispatch_integer(columns[c].scalar_type(), "column_ids", "columns", [](auto tag) -> IdColumn::Write {
-          return &write_ids<typename decltype(tag)::type>;
-        });
+        dispatch_integer(columns[c].scalar_type(), "column_ids", "columns",
+                         [](auto tag) -> IdColumn::Write { return &write_ids<typename decltype(tag)::type>; });
     const int64_t size = columns[c].numel();
     parts.push_back({kept.back().const_data_ptr(), size, first, blocks, num_buckets[c] > 0,
                      column_buckets(num_buckets[c]), static_cast<Missing>(missing[c]), hash_block, write});
@@ -145,9 +144,9 @@ std::tuple<Tensor, Tensor, Tensor> column_ids_cpu(const std::vector<Tensor>& col
   const bool hashes = std::any_of(parts.begin(), parts.end(), [](const IdColumn& part) { return part.is_hashed; });
   parallel_for(0, blocks, hashes ? 16 : kWorkPerThread / kHashBlock, [&](int64_t begin, int64_t end) {
     int64_t gone = 0;
-    auto part = std::upper_bound(parts.begin(), parts.end(), begin, [](int64_t block, const IdColumn& each) {
-                  return block < each.first_block;
-                }) - 1;
+    auto part = std::upper_bound(parts.begin(), parts.end(), begin,
+                                 [](int64_t block, const IdColumn& each) { return block < each.first_block; }) -
+                1;
     for (int64_t block = begin; block < end; ++block) {
       while (part + 1 != parts.end() && (part + 1)->first_block <= block) ++part;
       const int64_t start = (block - part->first_block) * kHashBlock, at = part->first + start;

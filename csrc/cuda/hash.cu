@@ -240,8 +240,7 @@ __global__ void column_ids_kernel(IdColumns columns, int64_t chunks, int64_t* id
     unsigned long long missing = 0;
     for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
       const AnyInteger value = column.at(i);
-      ids[column.first + i] =
-          column.is_hashed ? column.bucket(value.farm_hash()) : id_of(value.bits, value.is_signed);
+      ids[column.first + i] = column.is_hashed ? column.bucket(value.farm_hash()) : id_of(value.bits, value.is_signed);
       if (keep == nullptr) continue;
       const bool gone = value.is_negative() && is_missing(column.missing, static_cast<int64_t>(value.bits));
       keep[column.first + i] = !gone;

@@ -58,10 +58,10 @@ class Group:
         """Return the columns' values, what they are like, and a mask that is false for nulls; None: there are none."""
         batch, drops = evaluation.batch, evaluation.drops_missing
         given = None if torch.compiler.is_compiling() else batch.tensors(self._names)
-        facts = None if given is None else (drops, batch.device, [(x.dtype, x.shape, x.device, x.layout) for x in given])
-        known = self._known  # read once: other threads may replace it meanwhile
-        if known is not None and given is not None and facts == known.facts:
-            if batch.has_examples(self._names[0], known.batch):
+        facts, known = None, self._known  # read once: other threads may replace it meanwhile
+        if given is not None:
+            facts = drops, batch.device, [(x.dtype, x.shape, x.device, x.layout) for x in given]
+            if known is not None and facts == known.facts and batch.has_examples(self._names[0], known.batch):
                 return given, known, None
         raws = [evaluation.raw_for(feature.column) for feature in self.features]
         missing = [_missing(x.column, raw, drops) for x, raw in zip(self.features, raws, strict=True)]

@@ -352,7 +352,7 @@ def column_ids(
     Make ids of columns of integers, one after the other, and find missing values, in one pass.
 
     Args:
-        columns: at least one tensor of any integer dtype and shape, all on one device.
+        columns: at least one tensor of any integer dtype and shape; all on one device.
         num_buckets: for each column 0, if its values are ids already (those of uint64 that int64 cannot hold become
             2 ** 63 - 1), or the number of buckets of :func:`to_hash_bucket_fast`.
         missing: for each column which values are missing: 0 none, 1 those that are -1, 2 negative ones.
@@ -362,7 +362,7 @@ def column_ids(
         every ``missing`` is 0; and how many are missing, int64 ``[]``. Not differentiable.
 
     Raises:
-        ValueError: no column, a dtype that is no integer's, numbers out of range, other devices.
+        ValueError: a dtype that is no integer's, numbers out of range, other devices.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it.
     """

@@ -209,9 +209,7 @@ def string_to_hash_bucket(bytes_: Tensor, offsets: Tensor, num_buckets: int) -> 
     return _of_strings(bytes_, offsets, lambda text: murmur_hash(text) % num_buckets)
 
 
-def column_ids(
-    columns: list[Tensor], num_buckets: list[int], missing: list[int]
-) -> tuple[Tensor, Tensor, Tensor]:
+def column_ids(columns: list[Tensor], num_buckets: list[int], missing: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     ids, keep = [], []
     for x, buckets, kind in zip(columns, num_buckets, missing, strict=True):
         for value in x.flatten().tolist():
