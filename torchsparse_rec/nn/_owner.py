@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import load_hooks, untraced
-from ..tables.stale import StaleParameter, flush_read
+from .._torch import is_seen, load_hooks, untraced
+from ..tables.stale import StaleParameter, are_trained, flush_read
 from ..tables.table import are_same, table_of
 from ..typing import GradMode
 from ._fused import FusedLookups
@@ -146,6 +146,18 @@ class FusedOwner(torch.nn.Module):
         if known is None or not are_same(known.weights, weights):
             known = self._known_tables[key] = TableSet(weights)
         return known
+
+    def _keep_way(
+        self, options: Sequence[Any], plan: Plan, kind: str, tables: Sequence[int], weights: list[Parameter]
+    ) -> None:
+        """Keep the way that a lookup has just gone, if the next one may go it without asking for more than it says."""
+        if self._grad_mode == "auto" or not torch.is_grad_enabled() or is_seen() or not are_trained(weights):
+            return
+        its = self._table_set(tables, weights)
+        if kind == "fused":
+            self._last_way = Way(options, plan, kind, self._fused_lookups(plan, tuple(tables)), its)
+        elif its.is_stale():
+            self._last_way = Way(options, plan, kind, None, its)
 
     def _forget_lookups(self) -> None:
         """Drop what is kept of past lookups: the tables may be other ones, or on another device."""

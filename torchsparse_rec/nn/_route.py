@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored
+from .._torch import as_stored, is_seen, is_traced, is_wrapped
 from ._fused import FusedLookups, fused_bare
 from ._read import TableSet, stale_bare
 from .plan import Plan
@@ -16,21 +18,47 @@ __all__ = ["Way"]
 
 
 class Way(NamedTuple):
-    """The way of a lookup with gradients, in one table whose rows may be stale, and what it was found by."""
+    """
+    The way of a lookup that gives its tables gradients, and reads rows that may be stale or lets backward step them.
 
-    weight: Parameter
-    options: list[Any]
+    Of a small lookup, most of the time is the Python that finds the way. The next one compares what it was found by.
+    """
+
+    options: Sequence[Any]
+    """Of a module of one table: what else its lookups depend on."""
     plan: Plan
     kind: str
     lookups: FusedLookups | None
     tables: TableSet
 
-    def look_up(
-        self, indices: Tensor, offsets: Tensor | None, weights: Tensor | None, bags: tuple[int, ...], training: bool
-    ) -> Tensor:
-        """Look up ids without any question; see :class:`Ids`."""
+    def is_of(self, weights: Sequence[Parameter], ids: Tensor, per_sample_weights: Tensor | None) -> bool:
+        """Say whether a lookup in these tables by these ids goes this way too."""
+        if type(ids) is not Tensor or ids.is_nested or len(weights) != len(self.tables.weights):
+            return False
+        if is_seen() or not torch.is_grad_enabled() or is_traced() or is_wrapped(ids):
+            return False
         with as_stored():
-            inputs = indices, offsets, weights
+            dtype = weights[0].dtype
+            for weight, known in zip(weights, self.tables.weights, strict=True):
+                if weight is not known or not weight.requires_grad or weight.dtype is not dtype:
+                    return False
+            if per_sample_weights is not None and per_sample_weights.dtype is not dtype:
+                return False
+            return self.lookups is not None or self.tables.is_stale()
+
+    def look_up(
+        self,
+        indices: Tensor,
+        offsets: Tensor | None,
+        per_sample_weights: Tensor | None,
+        bags: Sequence[int],
+        side_by_side: bool,
+        training: bool,
+    ) -> Tensor:
+        """Return the results of the lookup of :class:`Ids`; ``training`` is the module's."""
+        inputs = indices, offsets, per_sample_weights, bags, side_by_side
+        with as_stored():
             if self.lookups is not None:
-                return fused_bare(self.lookups.leaf, *inputs, bags, True, self.lookups, training)  # type: ignore[no-any-return]
-            return stale_bare(self.plan, self.kind, bags, True, self.tables, *inputs, self.weight)  # type: ignore[no-any-return]
+                return fused_bare(self.lookups.leaf, *inputs, self.lookups, training)  # type: ignore[no-any-return]
+            tables = self.tables
+            return stale_bare(self.plan, self.kind, *inputs[3:], tables, *inputs[:3], *tables.weights)  # type: ignore[no-any-return]

@@ -205,9 +205,15 @@ class Collection(HasGradMode):
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
         if not self._growing:
-            plan, weights = self._plan(places), self._stored_weights()
+            plan, weights, way = self._plan(places), self._stored_weights(), self._last_way
+            if way is not None and way.plan is plan and way.is_of(weights, ids.indices, ids.per_sample_weights):
+                return way.look_up(*ids, self.training)
             with as_stored():
-                return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids))
+                kinds = self._kinds(plan, weights, ids)
+                result = self._look_up_rows(plan, weights, ids, kinds)
+                if kinds.count(kinds[0]) == len(kinds) and not self._clips:
+                    self._keep_way((), plan, kinds[0], range(len(weights)), weights)
+                return result
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return growing_untraced(self._look_up, places, ids, lengths)  # type: ignore[no-any-return]
         assert lengths is not None

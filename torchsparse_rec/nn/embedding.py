@@ -149,7 +149,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     def _look_up_again(self, way: Way, input: Tensor) -> Tensor:
         # Of a small lookup a view that changes nothing is a tenth, in the forward and again in the backward.
         flat = input if input.dim() == 1 else input.reshape(-1)
-        rows = way.look_up(flat, None, None, (flat.shape[0],), self.training)
+        rows = way.look_up(flat, None, None, (flat.shape[0],), True, self.training)
         return rows if flat is input else rows.view(*input.shape, rows.shape[1])
 
     def _bad_id(self, input: Tensor) -> IndexError | None:

@@ -149,7 +149,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             if input.dim() == offsets.dim() == 1 and input.dtype in ID_DTYPES:
                 return self._look_up_bare(weight, input, offsets)
         bags = self._bags(input, offsets, per_sample_weights)
-        way = self._way_again(input)
+        way = self._way_again(bags[0], bags[2])
         weight = self._stored_weight()
         if way is None and torch.compiler.is_compiling():
             if self._is_untraceable(weight, bags[0].shape[0]):
@@ -160,7 +160,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             if way is not None:
                 ids, offsets, weights, include_last = bags
                 ends = with_last_offset(offsets, ids.shape[0], include_last)
-                return way.look_up(ids, ends, weights, (ends.shape[0] - 1,), self.training)
+                return way.look_up(ids, ends, weights, (ends.shape[0] - 1,), True, self.training)
             if type(weight) is StaleParameter:
                 with as_stored():
                     return self._look_up(weight, *bags)

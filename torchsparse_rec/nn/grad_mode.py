@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, is_in_fsdp, is_run_again, is_seen, is_traced, is_wrapped, untraced
+from .._torch import as_stored, is_in_fsdp, is_run_again, untraced
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
-from ..tables.stale import StaleParameter, is_parameter
+from ..tables.stale import is_parameter
 from ..tables.table import table_of
 from ..typing import GradMode
 from ._lookup import ID_DTYPES, NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
@@ -32,7 +32,6 @@ __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 GRAD_MODES = (None, *get_args(GradMode))
 # Those in which a lookup's gradient has a layout that depends on nothing else.
 _SIMPLE = (None, "sparse", "dense")
-_PARAMETERS = (Parameter, StaleParameter)
 # What of a module's attributes a lookup depends on, besides its weight and gradient mode.
 _OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "mode", "_sparse")
 
@@ -280,23 +279,15 @@ class GradModeMixin(HasGradMode, TableOwner):
             return None
         return None if owned_table(weight).is_stale() else weight
 
-    def _way_again(self, ids: Tensor) -> Way | None:
-        """
-        Return the way of the module's last lookup that was neither plain nor without gradient, if this one goes it too.
-
-        Of a small lookup, most of the time is the Python that finds the way: what it was found by is compared instead.
-        """
+    def _way_again(self, ids: Tensor, per_sample_weights: Tensor | None = None) -> Way | None:
+        """Return the way of the module's last lookup that was neither plain nor without gradient, if it is open."""
         way = self._last_way
-        if way is None or type(ids) is not Tensor or ids.dtype not in ID_DTYPES or ids.is_nested:
+        if way is None or not isinstance(ids, Tensor) or ids.dtype not in ID_DTYPES:
             return None
-        weight, own = self._parameters.get("weight"), self.__dict__
-        if weight is not way.weight or any(map(is_not, map(own.get, _OPTIONS), way.options)):
+        if any(map(is_not, map(self.__dict__.get, _OPTIONS), way.options)):
             return None
-        if is_seen() or not torch.is_grad_enabled() or is_traced() or is_wrapped(ids):
-            return None
-        with as_stored():
-            is_open = weight.requires_grad and (way.lookups is not None or way.tables.is_stale())
-        return way if is_open else None
+        weight = self._parameters.get("weight")
+        return way if weight is not None and way.is_of([weight], ids, per_sample_weights) else None
 
     def _gives_coo(self) -> bool:
         """Say whether a lookup in one of the simple modes gives a sparse gradient."""
@@ -307,11 +298,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
         result = self._look_up_by(plan, kind, weight, ids)
-        if torch.is_grad_enabled() and not is_seen() and self._grad_mode != "auto" and self.max_norm is None:
-            if type(weight) in _PARAMETERS and weight.requires_grad:
-                lookups = self._fused_lookups(plan, (0,)) if kind == "fused" else None
-                options, tables = [*map(self.__dict__.get, _OPTIONS)], self._table_set((0,), [weight])
-                self._last_way = Way(weight, options, plan, kind, lookups, tables)
+        if self.max_norm is None:
+            self._keep_way([*map(self.__dict__.get, _OPTIONS)], plan, kind, (0,), [weight])
         return result
 
     def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
