@@ -70,9 +70,10 @@ set_grad_enabled: Callable[[bool], Any] = _private("_C._set_grad_enabled", torch
 
 any_requires_grad: Callable[..., bool] = _private("_C._any_requires_grad", _any_requires_grad)
 
-# Return a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all tables, under
-# as_stored.
+# Return or set a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all
+# tables, under as_stored.
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
+set_grad: Callable[[Tensor, Tensor | None], None] = Tensor.grad.__set__  # type: ignore[union-attr]
 
 _transforms: Callable[[], Any] = _private("_C._functorch.peek_interpreter_stack", lambda: True)
 _modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
@@ -307,12 +308,8 @@ pytree = _pytree
 # ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
 
 
-_set_coalesced = _private("Tensor._coalesced_", lambda *_: None)
-
-
-def mark_coalesced(grad: Tensor) -> None:
-    """Mark a COO gradient as sorted, each row once. Without the mark an optimizer sorts it again."""
-    _set_coalesced(grad, True)
+# Mark a COO gradient as sorted, each row once, or not. Without the mark an optimizer sorts it again.
+mark_coalesced: Callable[[Tensor, bool], Any] = _private("Tensor._coalesced_", lambda *_: None)
 
 
 def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:

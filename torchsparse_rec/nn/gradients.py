@@ -71,7 +71,7 @@ class CoalescedMark:
             hooks = parameter._backward_hooks  # type: ignore[attr-defined]
             is_whole = self.noted == (backward_number(), grad._nnz()) and (not hooks or self._is_last(hooks))
             if is_whole and (grad.is_cpu or _has_optimizer(parameter)):
-                mark_coalesced(grad)
+                mark_coalesced(grad, True)
         if hooks or self.is_shared:
             self.watch(parameter)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .._torch import as_stored, grad_of
+from .._torch import as_stored, grad_of, set_grad
 from ..ops.row_optimizer import OPTIMIZER_RULES
 from ..tables.table import SECOND_BACKWARD, Gradient, any_grad, collecting, forget_collected, no_gradient
 from ._checkpoints import Checkpoints
@@ -117,6 +117,6 @@ class InBackward(Checkpoints):
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         if grad_of(parameter) is not None:
-                            parameter.grad = None
+                            set_grad(parameter, None)
         if collecting and self.in_backward:
             forget_collected(self._all_parameters())

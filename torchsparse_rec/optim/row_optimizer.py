@@ -243,9 +243,11 @@ class RowOptimizer(InBackward):
             grad = grad_of(parameter)
             if grad is None:
                 continue
-            table = table_if_any(parameter)
-            if grad.layout is not torch.sparse_coo and (table is None or table.rows is None):
-                if table is None or not table.owned or self._steps_densely(group, parameter, idle):
+            if grad.layout is not torch.sparse_coo:
+                table = table_if_any(parameter)
+                if table is None or (
+                    table.rows is None and (not table.owned or self._steps_densely(group, parameter, idle))
+                ):
                     others.append(parameter)
                     continue
             found.append((parameter, grad))
