@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, is_seen, is_traced, is_wrapped
+from .._torch import as_stored, is_traced, is_wrapped
 from ._fused import FusedLookups, fused_bare
 from ._read import TableSet, stale_bare
 from .plan import Plan
@@ -32,10 +32,10 @@ class Way(NamedTuple):
     tables: TableSet
 
     def is_of(self, weights: Sequence[Parameter], ids: Tensor, per_sample_weights: Tensor | None) -> bool:
-        """Say whether a lookup in these tables by these ids goes this way too."""
+        """Say whether a lookup in these tables by these ids, which nobody but autograd sees, goes this way too."""
         if type(ids) is not Tensor or ids.is_nested or len(weights) != len(self.tables.weights):
             return False
-        if is_seen() or not torch.is_grad_enabled() or is_traced() or is_wrapped(ids):
+        if not torch.is_grad_enabled() or is_traced() or is_wrapped(ids):
             return False
         with as_stored():
             dtype = weights[0].dtype

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, untraced
+from .._torch import as_stored, is_seen, untraced
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
@@ -205,7 +205,8 @@ class Collection(HasGradMode):
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
         if not self._growing:
-            plan, weights, way = self._plan(places), self._stored_weights(), self._last_way
+            plan, weights = self._plan(places), self._stored_weights()
+            way = None if is_seen() else self._last_way  # a compiler must not depend on it
             if way is not None and way.plan is plan and way.is_of(weights, ids.indices, ids.per_sample_weights):
                 return way.look_up(*ids, self.training)
             with as_stored():

@@ -117,11 +117,11 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``; see the class."""
+        weight = self._bare_table()
+        if weight is not None and type(input) is Tensor and input.dtype in ID_DTYPES:
+            return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
         way = self._way_again(input)
         if way is None:
-            weight = self._bare_table()
-            if weight is not None and type(input) is Tensor and input.dtype in ID_DTYPES:
-                return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
             check_ids("Embedding", input)
             if input.is_nested:
                 return nested_like(input, self(input.values()))

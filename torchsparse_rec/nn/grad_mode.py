@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, is_in_fsdp, is_run_again, untraced
+from .._torch import as_stored, is_in_fsdp, is_run_again, is_seen, untraced
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
@@ -281,7 +281,8 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _way_again(self, ids: Tensor, per_sample_weights: Tensor | None = None) -> Way | None:
         """Return the way of the module's last lookup that was neither plain nor without gradient, if it is open."""
-        way = self._last_way
+        # Who sees the call comes first: a compiler must not depend on what a lookup before has kept.
+        way = None if is_seen() else self._last_way
         if way is None or not isinstance(ids, Tensor) or ids.dtype not in ID_DTYPES:
             return None
         if any(map(is_not, map(self.__dict__.get, _OPTIONS), way.options)):

@@ -330,12 +330,15 @@ class RowOptimizer(InBackward):
         Return False, with nothing done, if anything that it rests on may have changed. No table of it may grow.
         """
         together = self._together.get(id(group.parameters[0]))
-        if self._stepped or together is None or together.begun.get(0) is not group:
+        if together is None or together.begun.get(0) is not group:
             return False
+        for done in self._stepped:
+            if done.clock is group.clock:
+                return False
         if not together.is_of(together.given, self) or group.source is not self._rule_of(group.options):
             return False
         group.renew()
-        self._stepped = [group]
+        self._stepped = [*self._stepped, group]
         return True
 
     def _rule_of(self, group: dict[str, Any]) -> Rule:

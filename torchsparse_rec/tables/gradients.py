@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepGroup:
     """Tables that one call of an operator can step, and how it does."""
 
