@@ -94,11 +94,6 @@ TSR_HOST_DEVICE inline int64_t id_of(uint64_t bits, bool is_signed) {
   return is_signed || id >= 0 ? id : INT64_MAX;
 }
 
-// The remainder of a column; of one that is not hashed any.
-inline BucketRemainder column_buckets(int64_t num_buckets) {
-  return BucketRemainder(std::max<int64_t>(num_buckets, 1));
-}
-
 // The number of values of all columns.
 inline int64_t check_column_ids(const std::vector<Tensor>& columns, const std::vector<int64_t>& num_buckets,
                                 const std::vector<int64_t>& missing) {

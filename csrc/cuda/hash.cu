@@ -269,7 +269,7 @@ std::tuple<Tensor, Tensor, Tensor> column_ids_cuda(const std::vector<Tensor>& co
                              x.numel(),
                              first,
                              chunks,
-                             column_buckets(num_buckets[c]),
+                             BucketRemainder(std::max<int64_t>(num_buckets[c], 1)),
                              static_cast<Missing>(missing[c]),
                              x.scalar_type(),
                              num_buckets[c] > 0};

@@ -69,7 +69,8 @@ class Group:
         if given is not None and all(x.device == batch.device for x in given):
             schema.facts = facts
             self._known = schema
-        return [raw.values for raw in raws], schema, _there(raws)  # type: ignore[misc]
+        values: list[Any] = [raw.values for raw in raws]
+        return values, schema, _there(raws, batch.device)
 
 
 def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
@@ -115,10 +116,9 @@ def _missing(column: Any, raw: Raw, drops: bool) -> int:
     return 2 if prunes(column) else 0 if raw.width is None else 1
 
 
-def _there(raws: Sequence[Raw]) -> Tensor | None:
+def _there(raws: Sequence[Raw], device: torch.device) -> Tensor | None:
     """Return a mask that is false for nulls; None: there are none."""
     if all(raw.valid is None for raw in raws):
         return None
-    return torch.cat(
-        [raw.values.new_ones(raw.count(), dtype=torch.bool) if raw.valid is None else raw.valid for raw in raws]  # type: ignore[union-attr]
-    )
+    masks = [torch.ones(x.count(), dtype=torch.bool, device=device) if x.valid is None else x.valid for x in raws]
+    return torch.cat(masks)

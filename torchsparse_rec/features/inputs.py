@@ -53,7 +53,8 @@ class Batch:
                 )
             found = self._raw[name] = read_raw(self._columns[name], name).to(self.device)
             if not self.has_examples(name, found.batch):
-                first, count = self._first  # type: ignore[misc]
+                assert self._first is not None
+                first, count = self._first
                 raise ValueError(
                     f"batch: columns must have the same number of examples, got {count} in {first!r} and "
                     f"{found.batch} in {name!r}"
