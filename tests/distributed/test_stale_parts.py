@@ -79,7 +79,7 @@ def frames_of_lookups(plan: str) -> list[int]:
 @pytest.mark.parametrize("plan", ["row_wise", "table_wise", "data_parallel"])
 def test_more_tables_are_no_more_calls(two: Pool, plan: str) -> None:
     for few, many in two.run(frames_of_lookups, plan):
-        assert few == many < 120
+        assert many <= few + 2 < 120  # columns of many tables may need a lookup, see Columns
 
 
 def refused(kind: str) -> str:

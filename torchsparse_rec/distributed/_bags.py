@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._reduction import POOLING
 from ..nn.plan import Ids, Plan, counts_of
-from ._columns import laid_out, moves_of
+from ._columns import Columns
 from ._ids import bad_id, reordered
 from .exchange import Asked, LookUp, Place, Sizes
 
@@ -114,7 +114,7 @@ class Bags:
         for k in sorted(range(len(units)), key=lambda k: (units[k].lookup, units[k].begin)):
             to[k] = sum(self._lookups.values())
             self._lookups[units[k].lookup] = self._lookups.get(units[k].lookup, 0) + widths[k]
-        self._moves = moves_of([list(zip(widths[own], to[own], strict=True)) for own in self._of])
+        self._columns = Columns([list(zip(widths[own], to[own], strict=True)) for own in self._of])
         self._together: dict[int, int] = {}
         first = last = -2
         for lookup, columns in self._lookups.items():
@@ -249,7 +249,8 @@ class Bags:
         """Return the results ``[B, columns]``, or flat, of lookups, each with its place among all."""
         bags = asked.ids.bags
         if came.even:
-            whole, of = laid_out(values, bags[0], self._moves), self._together if side_by_side else self._lookups
+            of = self._together if side_by_side else self._lookups
+            whole = self._columns.side_by_side(values, bags[0])
             parts = whole.split(list(of.values()), 1) if len(of) > 1 else [whole]
             return [((k, 0), x if side_by_side else x.reshape(-1)) for k, x in zip(of, parts, strict=True)]
         found: list[tuple[Place, Tensor]] = []

@@ -146,11 +146,12 @@ class Ranks:
 
         def end() -> tuple[Tensor, list[int]]:
             came = coming().to("cpu")
-            if bool((came[:, 2] == _FAILED).any()):
+            said = came[:, :_WORDS].tolist()
+            statuses = [status for _, _, status in said]
+            if _FAILED in statuses:
                 agreed(self.group, None, error)
-            statuses = came[:, 2].tolist()
             # A rank without a batch does not know what the details of its call would be.
-            if ENDED_WITHOUT_EMPTY not in statuses and bool((came[:, :2] != came[self.rank, :2]).any()):
+            if ENDED_WITHOUT_EMPTY not in statuses and any([x[:2] != said[self.rank][:2] for x in said]):
                 self.raise_different(call, number)
             return came[:, _WORDS : _WORDS + width], statuses
 

@@ -161,9 +161,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         ids = input.values() if input.is_nested else input
         return input, [0], Ids(ids.reshape(-1), None, None, (ids.numel(),), False)
 
-    def _output(self, input: Tensor, rows: Tensor) -> Tensor:
-        """Return rows ``[N, D]`` in the shape of a call's input."""
-        return rows_like(input, rows)
+    _output = staticmethod(rows_like)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind = self._gradient_kind(weight, input.numel())

@@ -105,9 +105,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         keys = self._as_keys(input.values() if input.is_nested else input)
         return input, [0], Ids(keys, None, None, (len(keys),), False)
 
-    def _output(self, input: Tensor, rows: Tensor) -> Tensor:
-        """Return rows ``[N, D]`` in the shape of a call's input."""
-        return rows_like(input, rows)
+    _output = staticmethod(rows_like)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""
