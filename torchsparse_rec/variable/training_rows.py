@@ -105,9 +105,9 @@ class TrainingRows:
     def _begin_rows(self, inserted: Tensor, ids: Tensor) -> None:
         """Initialise new rows, and reset their optimizer states."""
         store = self.rows.store
-        if not inserted.is_cuda and store.keys.insertions == self._insertions_before:
+        if not self._may_have_new(inserted):
             return
-        self._insertions_before = -1 if inserted.is_cuda else store.keys.insertions
+        self._insertions_before = -1 if inserted.is_cuda else store.keys.known.inserted
         # Through .data, hidden from autograd: graphs of earlier lookups do not use rows that are new now.
         weight = store.weight.data
         if self.rows.admission is None:
@@ -119,6 +119,9 @@ class TrainingRows:
             self.newcomers.append((inserted[its].clone(), ids[its].clone()))
             self._newcomers_step = store.step
         store.states.begin(inserted)
+
+    def _may_have_new(self, inserted: Tensor) -> bool:
+        return inserted.is_cuda or self.rows.store.keys.known.inserted != self._insertions_before
 
     def _write_default_row(self) -> None:
         # The optimizer moves row 0 as any row that is looked up.
