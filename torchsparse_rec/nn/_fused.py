@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import (
-    any_hooks,
     as_stored,
     at_end_of_backward,
     bare_apply,
@@ -51,7 +50,7 @@ from ..tables.table import (
     writing,
 )
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
-from .gradients import has_hooks
+from .gradients import have_hooks
 from .plan import Ids, Plan
 
 _lock = threading.RLock()
@@ -123,7 +122,7 @@ class FusedLookups:
         for _, weights in self._by_optimizer(tables, wanted):
             if any_grad(weights):
                 raise RuntimeError(_HAS_GRAD)
-            if any_hooks(weights) and any(map(has_hooks, weights)):
+            if have_hooks(weights):
                 raise RuntimeError(_HAS_HOOKS)
         # That a part of a table is left out of it, its module has checked.
         if is_in_ddp() and any(table.part is None for table in tables.tables):

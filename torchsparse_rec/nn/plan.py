@@ -98,7 +98,7 @@ class Plan(NamedTuple):
 
     def of_sizes(self, weights: Sequence[Tensor]) -> Plan:
         """Return the plan for the sizes of these tables, which may have replaced others since the plan was made."""
-        rows = tuple(weight.shape[0] for weight in weights)
+        rows = tuple([weight.shape[0] for weight in weights])
         return self if rows == self.num_embeddings else self._replace(num_embeddings=rows)
 
     def numbers(self) -> list[int]:

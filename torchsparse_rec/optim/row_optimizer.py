@@ -283,8 +283,9 @@ class RowOptimizer(InBackward):
         parameters = [parameter for parameter in parameters if id(parameter) in self._listed]
         if not parameters:
             return []
-        for growing in growing_among(parameters):
-            growing.steps()
+        growing = growing_among(parameters)
+        if growing:
+            growing[0].all_step(growing)
         together = self._together.get(id(parameters[0]))
         if together is None or not together.is_of(parameters, self._stored_state):
             together = self._gather(parameters)
@@ -476,5 +477,6 @@ class RowOptimizer(InBackward):
             group.clock.advance(group.hyperparameters, group.step)
             if group.clock.moves_weights:
                 mark_stale(group.parameters)
-            for growing in growing_among(group.parameters):
-                growing.stepped()
+            growing = growing_among(group.parameters)
+            if growing:
+                growing[0].all_stepped(growing)

@@ -91,7 +91,7 @@ class KeyRows(OwnTensors):
     _failed_before: int
     #: What the host knows of the counters.
     known: _Known
-    #: Whether it may always grow: on CUDA room is then made for more keys than may come, since to count them would wait.
+    #: Whether it may always grow: on CUDA room is then made for more keys than may come, as to count them would wait.
     may_grow = True
     _known_places: tuple[tuple[int, ...], Places] | None = None
     # Rows of erased keys, added to free_rows when there is no other room; None: they must be searched for.

@@ -323,7 +323,6 @@ class TableRows:
     def evict_on_schedule(self) -> None:
         """Evict by the options that are due, before the first lookup of a step."""
         step, seen = self.store.step, self.seen
-        self.seen = step
         for option in self._options:
             every = getattr(option, "every", 0)
             if every and step // every != seen // every:
