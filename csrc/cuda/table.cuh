@@ -173,9 +173,10 @@ __device__ void insert_regions(const RegionItems& items, const KeyOf& key_of, co
   for (int64_t j = thread_index(); j < items.count; j += thread_count()) {
     const uint32_t region = regions[j];
     if (region >= items.regions || (j > 0 && regions[j - 1] == region)) continue;
-    bool here[kAhead];
-    for (int64_t first = j; first == j || here[kAhead - 1]; first += kAhead) {
+    bool more = true;
+    for (int64_t first = j; more; first += kAhead) {
       int64_t chosen[kAhead], keys[kAhead];
+      bool here[kAhead];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
         here[k] = first + k < items.count && regions[first + k] == region;
@@ -189,6 +190,7 @@ __device__ void insert_regions(const RegionItems& items, const KeyOf& key_of, co
       for (int k = 0; k < kAhead; ++k) {
         if (here[k]) insert(chosen[k], keys[k]);
       }
+      more = here[kAhead - 1];
     }
   }
 }

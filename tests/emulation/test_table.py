@@ -292,7 +292,7 @@ def test_launches_do_not_grow_with_the_tables(tables: int) -> None:
         rest = [begin + 30 for begin in begins], [3] * tables, True
         fixture.operator("tables_find_or_insert_")(*lists, ids, begins, *rest)
         # A kernel's arguments hold what it must know of some 33 tables.
-        assert launches() - before <= (10 if tables < 30 else 11)
+        assert launches() - before <= (11 if tables < 30 else 12)
 
 
 # ---- Rows -----------------------------------------------------------------------------------------------------------
