@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -87,6 +89,19 @@ def test_evictions_are_those_of_the_cpu(evict: Any, monkeypatch: pytest.MonkeyPa
     model, _ = Model(option), LikeCuda(monkeypatch)
     for features, values in zip(given, wanted, strict=True):
         assert_same_bits(model.step(features), values)
+
+
+def test_what_is_on_its_way_keeps_no_table_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = Model(), LikeCuda(monkeypatch)
+    model.step(batches(1)[0])
+    keys = weakref.ref(model.tables()[0].keys)
+    gc.disable()
+    try:
+        assert keys() is not None and keys().known.coming is not None
+        del model
+        assert keys() is None
+    finally:
+        gc.enable()
 
 
 def test_a_filter_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

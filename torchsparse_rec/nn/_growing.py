@@ -138,7 +138,7 @@ def _rows_together(ids: Tensor, variables: list[EmbeddingVariable], keys: list[l
     # The operator takes the keys of a table one after the other.
     places = [slice(begins[key], ends[key]) for its in keys for key in its]
     sizes = [place.stop - place.start for place in places]
-    its_ends = list(accumulate(sum(ends[key] - begins[key] for key in its) for its in keys))
+    its_ends = list(accumulate([sum([ends[key] - begins[key] for key in its]) for its in keys]))
     parts = list(zip([0, *its_ends], its_ends, strict=False))
     rows = _rows_of_parts(torch.cat([ids[place] for place in places]), parts, variables)
     made = ids.to(torch.int64, copy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -47,7 +48,8 @@ class _Coming:
     """The counters of some tables, on their way from a CUDA device: a copy that nobody waits for."""
 
     def __init__(self, tables: Sequence[KeyRows]) -> None:
-        self._tables, device = list(tables), tables[0].counters.device
+        # Not kept alive: each of them keeps this.
+        self._tables, device = [weakref.ref(keys) for keys in tables], tables[0].counters.device
         # Pinned memory, as torch gives to what does not block.
         self._numbers = torch.stack([keys.counters for keys in tables]).to("cpu", non_blocking=True)
         self._event = torch.cuda.Event()
@@ -57,18 +59,19 @@ class _Coming:
 
     def have_come(self) -> bool:
         """Say whether :meth:`take` would not wait."""
-        return self._event.query()
+        return bool(self._event.query())
 
     def take(self) -> None:
         """Tell the tables how much room they have."""
         self._event.synchronize()
-        for keys, (used, reused, failed, *_) in zip(self._tables, self._numbers.tolist(), strict=True):
-            known = keys.known
-            if known.coming is self:
-                known.coming = None
-                known.room = keys.entries.shape[0] - used + keys.free_rows.shape[0] - reused - known.since
-                if failed > keys._failed_before:
-                    keys.spread()
+        for reference, (used, reused, failed, *_) in zip(self._tables, self._numbers.tolist(), strict=True):
+            keys = reference()
+            if keys is None or keys.known.coming is not self:
+                continue
+            keys.known.coming = None
+            keys.known.room = keys.entries.shape[0] - used + keys.free_rows.shape[0] - reused - keys.known.since
+            if failed > keys._failed_before:
+                keys.spread()
 
 
 class KeyRows(OwnTensors):
