@@ -78,7 +78,7 @@ def test_tables_have_one_lock_in_copies_too() -> None:
     assert len(set(locks)) == 3
 
 
-def test_a_step_takes_each_lock_once_and_waits_for_lookups_of_any_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_takes_the_lock_of_all_tables_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count how often the lock is taken: for the keys, for the lookup, and by the optimizer."""
     bags = collection(4)
     step, lock = training(bags), bags.embedding_bags["t0"]._lock
