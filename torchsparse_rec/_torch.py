@@ -319,12 +319,14 @@ def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]
     return before or {}, after or {}
 
 
-def any_hooks(weights: Iterable[Tensor]) -> bool:
-    """Say whether the gradient of one of the tensors has hooks, at the cost of a glance at each."""
+def all_hooks(weights: Iterable[Tensor]) -> list[Any]:
+    """Return the hooks on the gradients of tensors, at the cost of a glance at each that has none."""
+    found: list[Any] = []
     for weight in weights:
-        if weight._backward_hooks or weight._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
-            return True
-    return False
+        for hooks in (weight._backward_hooks, weight._post_accumulate_grad_hooks):  # type: ignore[attr-defined]
+            if hooks:
+                found += hooks.values()
+    return found
 
 
 def load_hooks(module: torch.nn.Module) -> dict[int, Any]:
@@ -413,6 +415,11 @@ def ignore_in_ddp(module: torch.nn.Module, names: Iterable[str]) -> None:
 def default_store() -> torch.distributed.Store:
     """Return the store by which the ranks of the job have found each other: any of them may read what one has set."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def any_in_fsdp(modules: Iterable[torch.nn.Module]) -> bool:
+    """Say whether :func:`is_in_fsdp` is true of one of the modules."""
+    return any(["_is_fsdp_managed_module" in module.__dict__ for module in modules])
 
 
 def is_in_fsdp(module: torch.nn.Module) -> bool:

@@ -84,14 +84,16 @@ std::tuple<Tensor, Tensor> tables_find_or_insert_cpu(std::vector<Tensor> index, 
   dispatch_index(ids.scalar_type(), "tables_find_or_insert_", "ids", [&](auto tag) {
     using Id = typename decltype(tag)::type;
     const Id* data = ids.const_data_ptr<Id>();
+    const int64_t workers = workers_for(n * kWorkPerKey);
+    const bool by_table = tables >= 2 * workers;
     const auto insert = [&](int64_t, int64_t k) {
       const size_t table = static_cast<size_t>(k);
       const int64_t begin = begins[table];
       try {
         Inserter<Id>({write_view(index[table], entries[table]), counters[table].mutable_data_ptr<int64_t>(),
                       free_rows[table].const_data_ptr<int32_t>(), free_rows[table].size(0), data + begin,
-                      ends[table] - begin, nullptr, nullptr, versions[table], count, out_rows + begin,
-                      out_born + begin})
+                      ends[table] - begin, nullptr, nullptr, versions[table], count, out_rows + begin, out_born + begin,
+                      by_table ? 1 : INT64_MAX})
             .run();
       } catch (const std::exception& error) {
         errors[table] = error.what();
@@ -106,11 +108,10 @@ std::tuple<Tensor, Tensor> tables_find_or_insert_cpu(std::vector<Tensor> index, 
       }
       if (k < tables) done = ends[static_cast<size_t>(k)];
     }
-    const int64_t workers = workers_for(n * kWorkPerKey);
-    if (tables < 2 * workers) {
-      for (int64_t k = 0; k < tables; ++k) insert(0, k);
-    } else {
+    if (by_table) {
       parallel_dynamic(tables, workers, insert);
+    } else {
+      for (int64_t k = 0; k < tables; ++k) insert(0, k);
     }
   });
   for (const std::string& error : errors) TSR_CHECK_VALUE(error.empty(), error);

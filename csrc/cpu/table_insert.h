@@ -26,13 +26,20 @@ struct Insertion {
   bool count;
   int64_t* rows;  // [n]
   int64_t* born;  // [n]
+  int64_t most_threads = INT64_MAX;
+
+  int64_t threads(int64_t work) const { return std::min(workers_for(work), most_threads); }
 };
 
-// Adds to a frequency, up to the most. Threads may do so at the same time.
-inline void count_occurrences(int64_t* entry, uint32_t count) {
+// Adds to a frequency, up to the most. Threads may do so at the same time, unless this one is alone.
+inline void count_occurrences(int64_t* entry, uint32_t count, bool alone = false) {
   uint32_t* frequency = reinterpret_cast<uint32_t*>(entry + 1);
   // From far below the most, no number of threads that add so few each goes beyond it.
   constexpr uint32_t kMost = static_cast<uint32_t>(kMostFrequency), kFar = kMost - (1u << 30), kFew = 1u << 16;
+  if (alone) {
+    if (*frequency < kMost) *frequency += std::min(count, kMost - *frequency);
+    return;
+  }
   uint32_t known = __atomic_load_n(frequency, __ATOMIC_RELAXED);
   if (known < kFar && count <= kFew) {
     __atomic_fetch_add(frequency, count, __ATOMIC_RELAXED);
@@ -47,13 +54,18 @@ inline void set_version(int64_t* entry, int64_t version) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(entry + 1) + 1, static_cast<uint32_t>(version), __ATOMIC_RELAXED);
 }
 
-// What one thread notes of rows that occur: a few rows at a time, so that rows which occur all the time are not written
-// by all threads all the time; all rows of a small table, all of which do.
+// What one thread notes of rows that occur: at once if it is alone, and needs no atomics. Otherwise a few rows at a
+// time, so that rows which occur all the time are not written by all threads all the time; all rows of a small table,
+// all of which do.
 class Occurrences {
  public:
-  // rows, keys: how many the table has, and about how many will be noted.
-  Occurrences(int64_t* entries, int64_t version, bool count, int64_t rows, int64_t keys)
-      : entries_(entries), version_(version), count_(count), last_((rows <= kRows && rows < keys ? kRows : kFew) - 1) {
+  // rows, keys: how many the table has, and about how many will be noted. alone: no other thread notes any.
+  Occurrences(int64_t* entries, int64_t version, bool count, int64_t rows, int64_t keys, bool alone)
+      : entries_(entries),
+        version_(version),
+        count_(count),
+        alone_(alone),
+        last_((rows <= kRows && rows < keys ? kRows : kFew) - 1) {
     std::fill_n(rows_, last_ + 1, Row{-1, 0});
   }
   Occurrences(const Occurrences&) = delete;
@@ -63,6 +75,7 @@ class Occurrences {
   }
 
   void add(int64_t row) {
+    if (alone_) return write({static_cast<int32_t>(row), 1});
     Row& its = rows_[row & last_];
     if (its.number != row) {
       write(its);
@@ -80,7 +93,7 @@ class Occurrences {
   void write(const Row& row) const {
     if (row.number < 0) return;
     int64_t* entry = entries_ + 2 * int64_t{row.number};
-    if (count_) count_occurrences(entry, row.count);
+    if (count_) count_occurrences(entry, row.count, alone_);
     if (version_ >= 0) set_version(entry, version_);
   }
 
@@ -88,7 +101,7 @@ class Occurrences {
 
   int64_t* const entries_;
   const int64_t version_;
-  const bool count_;
+  const bool count_, alone_;
   const int64_t last_;
   Row rows_[kRows];
 };
@@ -113,11 +126,11 @@ class Inserter {
  private:
   // Looks every key up, and lists the missing ones that may be inserted.
   void list_missing() {
-    const int64_t chunks = workers_for(a_.n * kWorkPerKey);
+    const int64_t chunks = a_.threads(a_.n * kWorkPerKey);
     std::vector<std::vector<int32_t>> lists(static_cast<size_t>(chunks));
     parallel_tasks(chunks, [&](int64_t chunk) {
       std::vector<int32_t>& missing = lists[static_cast<size_t>(chunk)];
-      Occurrences occurrences(a_.table.entries, a_.version, a_.count, a_.counters[kUsed], a_.n / chunks);
+      Occurrences occurrences(a_.table.entries, a_.version, a_.count, a_.counters[kUsed], a_.n / chunks, chunks == 1);
       const auto found = [&](int64_t i, int64_t row) {
         a_.rows[i] = row;
         a_.born[i] = -1;
@@ -143,7 +156,7 @@ class Inserter {
   // Each thread goes through all positions and takes slots in regions of its own.
   void take_slots() {
     const int64_t regions = a_.table.shape.regions;
-    const int64_t workers = std::min(workers_for(num_missing_ * 4 * kWorkPerKey), regions);
+    const int64_t workers = std::min(a_.threads(num_missing_ * 4 * kWorkPerKey), regions);
     const KeyFactors factors = a_.table.factors;  // of its own: in registers, whatever the loop writes
     parallel_tasks(workers, [&](int64_t worker) {
       const int64_t begin = regions * worker / workers, end = regions * (worker + 1) / workers;
@@ -195,7 +208,7 @@ class Inserter {
   }
 
   void give_rows() {
-    const int64_t chunks = workers_for(num_missing_ * kWorkPerKey);
+    const int64_t chunks = a_.threads(num_missing_ * kWorkPerKey);
     std::vector<int64_t> firsts(static_cast<size_t>(chunks) + 1), failed(static_cast<size_t>(chunks));
     const auto begin_of = [&](int64_t chunk) { return num_missing_ * chunk / chunks; };
     parallel_tasks(chunks, [&](int64_t chunk) {
@@ -283,10 +296,10 @@ class Inserter {
 
   // Positions that were not allowed to insert have the rows that others have inserted.
   void find_not_allowed() {
-    const int64_t chunks = workers_for(a_.n * kWorkPerKey);
+    const int64_t chunks = a_.threads(a_.n * kWorkPerKey);
     parallel_tasks(chunks, [&](int64_t chunk) {
       Occurrences occurrences(a_.table.entries, a_.version, a_.count && a_.frequencies == nullptr, a_.counters[kUsed],
-                              a_.n / chunks);
+                              a_.n / chunks, chunks == 1);
       for (int64_t i = a_.n * chunk / chunks; i < a_.n * (chunk + 1) / chunks; ++i) {
         if (a_.rows[i] >= 0 || a_.allowed[i]) continue;
         a_.rows[i] = find_row(a_.table, a_.table.place(key(i)), key(i));

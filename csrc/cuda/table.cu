@@ -3,11 +3,11 @@
 
 namespace tsr {
 
-RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items) {
-  // There are fewer than 2^31 regions: their index would take 8 TB.
-  const RowGroups groups = group_by_row(
-      call, Indices{ScalarType::Int, regions, items, shape.regions, -1, /*report=*/false}, items, EntryItself());
-  return {groups.narrow_pairs.values, row_runs(call, groups), std::min(items, shape.regions)};
+RegionItems sort_by_region(DeviceCall& call, Pairs<uint32_t> pairs, int64_t items, int64_t regions) {
+  const Pairs<uint32_t> spare{call.workspace<uint32_t>(items), call.workspace<uint32_t>(items)};
+  int bits = 1;
+  while (bits < 32 && (regions >> bits) != 0) ++bits;
+  return {sort_pairs(call, pairs, spare, items, bits), items, regions};
 }
 
 namespace {
@@ -83,10 +83,12 @@ Tensor table_erase_cuda(const Tensor& index, const Tensor& entries, const Tensor
 // ---- table_rehash ---------------------------------------------------------------------------------------------------
 
 // One thread per row.
-__global__ void regions_of_rows_kernel(TableView table, int32_t* regions) {
+__global__ void regions_of_rows_kernel(TableView table, Pairs<uint32_t> rows) {
   for (int64_t row = thread_index(); row < table.rows; row += thread_count()) {
     const bool is_free = table.entries[2 * row + 1] == kFreeEntry;
-    regions[row] = is_free ? -1 : static_cast<int32_t>(region_of(table.shape, table.hash(table.entries[2 * row])));
+    const int64_t region = is_free ? table.shape.regions : region_of(table.shape, table.hash(table.entries[2 * row]));
+    rows.keys[row] = static_cast<uint32_t>(region);
+    rows.values[row] = static_cast<uint32_t>(row);
   }
 }
 
@@ -122,10 +124,10 @@ Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t 
     int32_t* const line = table.index + buckets * kBucketWords;
     launch(call, {1, 1}, write_seed_kernel, seed, factors_of_seed(seed), line);
   }
-  int32_t* const regions = call.workspace<int32_t>(table.rows);
-  launch(call, one_thread_each(table.rows), regions_of_rows_kernel, table, regions);
-  const RegionItems items = group_by_region(call, table.shape, regions, table.rows);
-  launch(call, items.shape(), fill_index_kernel, table, items,
+  const Pairs<uint32_t> rows{call.workspace<uint32_t>(table.rows), call.workspace<uint32_t>(table.rows)};
+  const LaunchShape each = one_thread_each(table.rows);
+  launch(call, each, regions_of_rows_kernel, table, rows);
+  launch(call, each, fill_index_kernel, table, sort_by_region(call, rows, table.rows, table.shape.regions),
          static_cast<unsigned long long*>(counters.data_ptr()) + kFailed);
   return index;
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "../table.h"
 #include "atomics.cuh"
-#include "row_groups.cuh"
+#include "primitives.cuh"
 
 namespace tsr {
 
@@ -154,39 +154,43 @@ inline TableView view_of(const Tensor& index, const Tensor& entries) {
 
 // ---- The items of each region ---------------------------------------------------------------------------------------
 
-// Items (positions, or rows) whose keys are to be inserted, grouped by region.
+// Items (positions, or rows) whose keys are to be inserted, by region, in the order in which they are inserted.
 struct RegionItems {
-  const uint32_t* items;  // in the order in which they are inserted
-  RowRuns runs;
-  int64_t most;  // regions that have items, at most
-
-  LaunchShape shape() const { return one_thread_each(most); }
+  Pairs<uint32_t> sorted;  // the region of each item, and the item
+  int64_t count;
+  int64_t regions;  // items of no region below it are left out
 };
 
-// regions[i]: that of item i, or -1: it is left out.
-RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items);
+// pairs: the region of each item, and the item. There are fewer than 2^32 regions: their index would take 16 TB.
+RegionItems sort_by_region(DeviceCall& call, Pairs<uint32_t> pairs, int64_t items, int64_t regions);
 
-// Calls insert(item, key) for the items of each region by one thread, in order. key_of(item) is asked for some ahead:
-// what an insertion reads depends on it.
+// One thread per item: that of a region's first one calls insert(item, key) for all of the region, in order.
+// key_of(item) is asked for some ahead: what an insertion reads depends on it.
 template <class KeyOf, class Insert>
-__device__ void insert_regions(const RegionItems& regions, const KeyOf& key_of, const Insert& insert) {
+__device__ void insert_regions(const RegionItems& items, const KeyOf& key_of, const Insert& insert) {
   constexpr int kAhead = 4;
-  for (int64_t r = thread_index(); r < *regions.runs.count - 1; r += thread_count()) {
-    const int64_t end = regions.runs.starts[r + 1];
-    for (int64_t j = regions.runs.starts[r]; j < end; j += kAhead) {
-      int64_t items[kAhead], keys[kAhead];
+  const uint32_t* const regions = items.sorted.keys;
+  for (int64_t j = thread_index(); j < items.count; j += thread_count()) {
+    const uint32_t region = regions[j];
+    if (region >= items.regions || (j > 0 && regions[j - 1] == region)) continue;
+    bool more = true;
+    for (int64_t first = j; more; first += kAhead) {
+      int64_t chosen[kAhead], keys[kAhead];
+      bool here[kAhead];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        if (j + k < end) items[k] = regions.items[j + k];
+        here[k] = first + k < items.count && regions[first + k] == region;
+        if (here[k]) chosen[k] = items.sorted.values[first + k];
       }
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        if (j + k < end) keys[k] = key_of(items[k]);
+        if (here[k]) keys[k] = key_of(chosen[k]);
       }
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        if (j + k < end) insert(items[k], keys[k]);
+        if (here[k]) insert(chosen[k], keys[k]);
       }
+      more = here[kAhead - 1];
     }
   }
 }

@@ -1,5 +1,6 @@
 // Rows of a table: their initial values, looking up, assigning.
 #include "device.cuh"
+#include "row_groups.cuh"
 #include "table.cuh"
 
 namespace tsr {

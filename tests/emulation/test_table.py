@@ -223,6 +223,78 @@ def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
             assert_same_bits(x, y)
 
 
+# ---- Several tables -------------------------------------------------------------------------------------------------
+
+
+def _several(tables: int, buckets: int = 9, rows: int = 80) -> list[State]:
+    """Return tables with keys, erased keys, and listed free rows; every third one with a seed, every fourth empty."""
+    made = [State(buckets + k, rows + k) for k in range(tables)]
+    for k, table in enumerate(made):
+        if k % 3 == 0:
+            table.index = check("table_rehash", table.entries, table.counters, buckets + k, k + 1)
+        if k % 4:
+            table.insert(torch.arange(k, k + 40), None, None, 2, True)
+            table.erase(torch.arange(k + 5, k + 15))
+            table.collect()
+    return made
+
+
+def _lists(tables: list[State]) -> list[list[Tensor]]:
+    return [[getattr(table, name) for table in tables] for name in ("index", "entries", "counters", "free_rows")]
+
+
+@pytest.mark.parametrize("spread", [1, 20, 60, 2000])
+@pytest.mark.parametrize("count", [False, True])
+def test_tables_in_one_pass(spread: int, count: bool) -> None:
+    """Insert the same keys in several tables, some with an empty part, some without room, with ids between parts."""
+    tables = _several(7)
+    sizes, gaps = [50, 0, 400, 1, 300, 257, 64], [3, 0, 0, 5, 0, 1, 2]
+    begins, end = [], 0
+    for size, gap in zip(sizes, gaps, strict=True):
+        begins.append(end + gap)
+        end += gap + size
+    ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
+    ids, versions = ids_of(end + 4, -spread // 2, spread, seed=spread), [4, -1, 0, MOST, 3, -1, 7]
+    copies = [[x.clone() for x in each] for each in _lists(tables)]
+    rest = ids, begins, ends, versions, count
+    wanted = torch.ops.torchsparse_rec.tables_find_or_insert_.default(*copies, *rest)
+    found = fixture.run_in_every_order("tables_find_or_insert_", *_lists(tables), *rest)
+    for mine, its in [(found, wanted), *zip(_lists(tables), copies, strict=True)]:
+        for x, y in zip(mine, its, strict=True):
+            assert_same_bits(x, y)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_table_whose_state_cannot_be_is_left_alone(order: str) -> None:
+    """Refuse one of several tables, and insert in the others."""
+    tables = _several(3)
+    tables[1].counters[0] = 500
+    before = [[x.clone() for x in each] for each in _lists(tables)]
+    ids = torch.arange(60)
+    fixture.set_order(order)
+    fixture.operator("tables_find_or_insert_")(*_lists(tables), ids, [0, 20, 40], [20, 40, 60], [7, 7, 7], True)
+    with pytest.raises(ValueError, match=re.escape("counters[0] must be in [0, 81], got 500")):
+        fixture.check_errors()
+    for now, then in zip(_lists(tables), before, strict=True):
+        assert_same_bits(now[1], then[1])
+    assert [int(x[3]) for x in before[2]] == [0, 40, 40]
+    assert [int(table.counters[3]) for table in tables] == [20, 40, 58], "keys 40 and 41 were there"
+
+
+@pytest.mark.parametrize("tables", [1, 26, 60])
+def test_launches_do_not_grow_with_the_tables(tables: int) -> None:
+    """Give all tables' keys to one set of kernels."""
+    lists, begins = _lists([State(2, 20) for _ in range(tables)]), [30 * k for k in range(tables)]
+    ids = ids_of(30 * tables, 0, 9)
+    launches = fixture.library().tsr_emulated_launches
+    for _ in range(2):
+        before = launches()
+        rest = [begin + 30 for begin in begins], [3] * tables, True
+        fixture.operator("tables_find_or_insert_")(*lists, ids, begins, *rest)
+        # A kernel's arguments hold what it must know of some 33 tables.
+        assert launches() - before <= (11 if tables < 30 else 12)
+
+
 # ---- Rows -----------------------------------------------------------------------------------------------------------
 
 

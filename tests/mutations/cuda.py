@@ -240,29 +240,32 @@ MUTATIONS = [
     Mutation("unique.cu", "step", "counters[c] = 0;\n  __syncthreads();", "counters[c] = 0;", "with_counts"),
     Mutation("table.cuh", "sign", "kPassedWord] == 0) break", "kPassedWord] != 0) break", "table and collide"),
     Mutation("table.cuh", "step", "      ++passes(place.region + passed);\n", "", "table and programs"),
-    Mutation("table.cuh", "bound", "*regions.runs.count - 1;", "*regions.runs.count - 2;", "table and batches"),
+    Mutation("table.cuh", "bound", "more = here[kAhead - 1];", "more = false;", "table and batches"),
     Mutation("table.cuh", "sign", "zeros >> 7) * 0x10204080u", "zeros >> 7) * 0x10204040u", "table and batches"),
     Mutation("table.cu", "sign", ") != claim_of(i)", ") == claim_of(i)", "table and batches"),
     Mutation("table.cu", "step", "    relaxed_store(&entry[1], kFreeEntry);\n", "", "table and programs"),
-    Mutation("table.cu", "bound", "std::min(items, shape.regions)", "0", "table and batches"),
+    Mutation("table.cu", "bound", "(regions >> bits) != 0", "(regions >> bits) > 1", "table and batches"),
     Mutation("table.cu", "step", "  write(kSecondFactor, factors.second);\n", "", "table and programs"),
     Mutation("table.cuh", "bound", "seeded[2 * which + 1])", "seeded[2 * which])", "table and programs"),
     Mutation(
         "table_insert.cu", "step", "if (found > position) atomicMin(&slots[slot], position);", "", "table and batches"
     ),
-    Mutation("table_insert.cu", "step", "      if (ids[found] != key) continue;\n", "", "table and batches"),
-    Mutation("table_insert.cu", "step", "    relaxed_store(in.refused, 1);\n  }\n}", "  }\n}", "table and told"),
+    Mutation("table_insert.cu", "sign", "ids[found] != key || ", "", "table and batches"),
+    Mutation("table_insert.cu", "sign", " || !part.has(found)", "", "table and one_pass"),
+    Mutation("table_insert.cu", "bound", "parts[middle].end <= i", "parts[middle].end < i", "table and one_pass"),
+    Mutation("table_insert.cu", "step", "before[i] - before[part.begin]", "before[i]", "table and one_pass"),
+    Mutation("table_insert.cu", "step", "    relaxed_store(&in.refused[p], 1);\n", "", "table and told"),
     Mutation("table_insert.cu", "bound", "value <= most", "value <= most + 1", "table and told"),
     Mutation("table_insert.cu", "bound", "slot + 1 == capacity ?", "slot == capacity ?", "table and collide"),
-    Mutation("table_insert.cu", "bound", "k < reusable()", "k <= reusable()", "table and programs"),
-    Mutation("table_insert.cu", "step", "      in.table.erase(key, in.taken[i]);\n", "", "table and run_out"),
-    Mutation("table_insert.cu", "sign", "missing.first_of(i) == i;", "missing.first_of(i) != i;", "table and batches"),
+    Mutation("table_insert.cu", "bound", "k < reusable())", "k <= reusable())", "table and programs"),
+    Mutation("table_insert.cu", "step", "      part.table.erase(key, in.taken[i]);\n", "", "table and run_out"),
+    Mutation("table_insert.cu", "sign", "missing.first_of(i) == i)", "missing.first_of(i) != i)", "table and batches"),
     Mutation("table_insert.cu", "sign", "(was_there || in.frequencies == nullptr)", "true", "table and programs"),
     Mutation(
         "table_insert.cu",
         "bound",
-        "min(entry_frequency(known), kMostFrequency)",
-        "entry_frequency(known)",
+        "      atomicMin(&halves[0], kMost);  // whoever has gone beyond the most goes back to it\n",
+        "",
         "table and frequencies",
     ),
     Mutation(
@@ -297,7 +300,7 @@ MUTATIONS = [
     ),
     Mutation("unique.cuh", "bound", "slot = slot + 1 == capacity ? 0 : slot + 1", "slot = slot + 1", "unique"),
     Mutation(
-        "table_insert.cu", "sign", "in.counters[kUsed] += given - reused;", "in.counters[kUsed] += given;", "table"
+        "table_insert.cu", "sign", "part.counters[kUsed] += given - reused;", "part.counters[kUsed] += given;", "table"
     ),
     Mutation(
         "table_rows.cu",

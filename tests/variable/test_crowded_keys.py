@@ -12,6 +12,7 @@ import torch
 from calls import assert_same_bits
 from torch import Tensor
 from variable.cases import on_disk, rows_of, step
+from variable.like_cuda import LikeCuda
 
 from torchsparse_rec import optim
 from torchsparse_rec.compat._parity.reference.table import key_of_hash
@@ -164,16 +165,17 @@ def test_keys_that_no_hash_holds_are_refused_alone(foreseen: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_where_no_insertion_waits_keys_find_room_when_it_is_asked_for(device: str) -> None:
+def test_where_no_insertion_waits_keys_find_room_in_the_next(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, ids = KeyRows("t", 4000, device=device), CROWD[:1000].to(device)
-    rows, _ = table._insert(ids, None, None, -1, False)
+    if device == "cpu":
+        LikeCuda(monkeypatch)
+    rows, _ = table.insert(ids)
     assert int((rows < 0).sum()) == 1000 - 768 and not has_seed(table)
-    table._see_room_ahead(ids, None, table.grow_by, -1)
-    assert has_seed(table) and table._sure_room >= 0
-    again, _ = table._insert(ids, None, None, -1, False)
+    again, _ = table.insert(ids)
+    assert has_seed(table)
     assert torch.equal(again[rows >= 0], rows[rows >= 0]) and again.unique().tolist() == list(range(1000))
     index = table.index
-    table._see_room_ahead(ids, None, table.grow_by, -1)
+    table.insert(ids)
     assert table.index is index, "once is enough"
 
 

@@ -48,7 +48,7 @@ from ..tables.table import (
 )
 from ._prepared import Prepared, prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
-from .gradients import has_hooks
+from .gradients import have_hooks
 from .plan import Ids, Plan
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class FusedLookups:
             if weight.requires_grad:
                 if grad_of(weight) is not None:
                     wrong = _HAS_GRAD
-                elif (weight._backward_hooks or weight._post_accumulate_grad_hooks) and has_hooks(weight):
+                elif (weight._backward_hooks or weight._post_accumulate_grad_hooks) and have_hooks([weight]):
                     wrong = wrong or _HAS_HOOKS
         self._by_optimizer(tables, wanted)
         if wrong is not None:

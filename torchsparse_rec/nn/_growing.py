@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,19 +14,20 @@ from torch.nn import Parameter
 
 from ..variable.arguments import check_range
 from ..variable.training_rows import rows_together
-from .embedding_variable import EmbeddingVariable
+from .embedding_variable import EmbeddingVariable, begin_lookups, those_that_take_all
 from .plan import Ids, Plan
 
 __all__ = ["rows_of_keys"]
 
 
-class _Use(NamedTuple):
-    """A lookup of a table that grows: its numbers of lookup and feature, and where its keys begin and end."""
+class _Uses(NamedTuple):
+    """The lookups of a table that grows."""
 
-    lookup: int
-    key: int
-    begin: int
-    end: int
+    table: int
+    lookups: list[int]
+    keys: list[int]
+    alone: list[bool]
+    """Whether no other lookup uses the feature."""
 
 
 def rows_of_keys(
@@ -63,38 +64,45 @@ def rows_of_keys(
         plan, weights, found = rows_of_keys(plan, weights, growing, repeated, each)
         return plan, weights, ids._replace(indices=found.indices[behind - occurrences])
     ends = list(accumulate(lengths))
-    uses: dict[int, list[_Use]] = {table: [] for table in growing}
-    for lookup, (table, key) in enumerate(zip(plan.tables, plan.keys, strict=True)):
-        if table in growing:
-            uses[table].append(_Use(lookup, key, ends[key] - lengths[key], ends[key]))
-    # A feature that several lookups use is copied for each lookup of a table that grows.
-    alone = {key for key, count in Counter(plan.keys).items() if count == 1}
-    together = [
-        (its, growing[table])
-        for table, its in uses.items()
-        if its and all(use.key in alone for use in its) and growing[table].takes_all()
-    ]
-    made = _rows_together(ids.indices, together)
-    done = {id(variable) for _, variable in together}
-    weights = list(weights)
-    keys = list(plan.keys)
-    copies: list[tuple[_Use, Tensor]] = []
-    for table, its in uses.items():
-        variable = growing[table]
-        if id(variable) in done:
-            continue
-        pieces = [ids.indices[use.begin : use.end] for use in its]
+    begins = [0, *ends]
+    uses = _uses_of(plan, tuple(growing))
+    usual = those_that_take_all([growing[its.table] for its in uses])
+    together = [its for its, is_usual in zip(uses, usual, strict=True) if is_usual and all(its.alone)]
+    made = _rows_together(ids.indices, [growing[its.table] for its in together], [its.keys for its in together], ends)
+    if len(together) == len(uses):
+        return plan, weights, ids._replace(indices=made)
+    done = {its.table for its in together}
+    weights, keys = list(weights), list(plan.keys)
+    copies: list[tuple[int, Tensor]] = []
+    for table, lookups, its_keys, alone in [its for its in uses if its.table not in done]:
+        pieces = [ids.indices[begins[key] : ends[key]] for key in its_keys]
         wanted = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        weights[table], rows = _rows_of_one(variable, weights[table], wanted)
-        for use, of_use in zip(its, rows.split([use.end - use.begin for use in its]), strict=True):
-            if use.key in alone:
-                made[use.begin : use.end] = of_use
+        weights[table], rows = _rows_of_one(growing[table], weights[table], wanted)
+        pieces = list(rows.split([lengths[key] for key in its_keys]))
+        for lookup, key, is_alone, piece in zip(lookups, its_keys, alone, pieces, strict=True):
+            if is_alone:
+                made[begins[key] : ends[key]] = piece
             else:
-                keys[use.lookup] = len(lengths) + len(copies)
-                copies.append((use, of_use))
+                keys[lookup] = len(lengths) + len(copies)
+                copies.append((key, piece))
     if not copies:
         return plan, weights, ids._replace(indices=made)
-    return plan._replace(keys=tuple(keys)), weights, _with_copies(ids, made, copies)
+    return plan._replace(keys=tuple(keys)), weights, _with_copies(ids, made, copies, begins)
+
+
+@lru_cache(maxsize=64)
+def _uses_of(plan: Plan, tables: tuple[int, ...]) -> list[_Uses]:
+    """Return the lookups of some tables of a plan, in the order of their first features; not of tables without any."""
+    # A feature that several lookups use is copied for each lookup of a table that grows.
+    counts = Counter(plan.keys)
+    found: dict[int, _Uses] = {}
+    for lookup, (table, key) in enumerate(zip(plan.tables, plan.keys, strict=True)):
+        if table in tables:
+            its = found.setdefault(table, _Uses(table, [], [], []))
+            its.lookups.append(lookup)
+            its.keys.append(key)
+            its.alone.append(counts[key] == 1)
+    return sorted(found.values(), key=lambda its: its.keys[0])
 
 
 def _rows_of_one(variable: EmbeddingVariable, weight: Parameter, keys: Tensor) -> tuple[Parameter, Tensor]:
@@ -112,47 +120,53 @@ def _rows_of_one(variable: EmbeddingVariable, weight: Parameter, keys: Tensor) -
 
 
 @torch.no_grad()
-def _rows_together(ids: Tensor, tables: list[tuple[list[_Use], EmbeddingVariable]]) -> Tensor:
-    """Return the ids, with rows for the keys that these tables look up, by one operator for all tables."""
-    if not tables:
+def _rows_together(ids: Tensor, variables: list[EmbeddingVariable], keys: list[list[int]], ends: list[int]) -> Tensor:
+    """
+    Return the ids, with rows for the keys that tables look up in training, by one operator for all tables.
+
+    Args:
+        ids: the keys, feature by feature.
+        variables: the tables.
+        keys: the numbers of each table's features. The tables are in the order of their first ones.
+        ends: where each feature ends.
+    """
+    if not variables:
         return ids.to(torch.int64, copy=True)
-    if all(len(its) == 1 for its, _ in tables):
-        tables = sorted(tables, key=lambda pair: pair[0][0].begin)
-        return _rows_of_parts(ids, [(its[0].begin, its[0].end) for its, _ in tables], [each for _, each in tables])
+    begins = [0, *ends]
+    if all([len(its) == 1 for its in keys]):
+        return _rows_of_parts(ids, [(begins[its[0]], ends[its[0]]) for its in keys], variables)
     # The operator takes the keys of a table one after the other.
-    uses = [use for its, _ in tables for use in its]
-    sizes = [use.end - use.begin for use in uses]
-    ends = list(accumulate(sum(use.end - use.begin for use in its) for its, _ in tables))
-    parts = list(zip([0, *ends], ends, strict=False))
-    keys = torch.cat([ids[use.begin : use.end] for use in uses])
+    places = [slice(begins[key], ends[key]) for its in keys for key in its]
+    sizes = [place.stop - place.start for place in places]
+    its_ends = list(accumulate([sum([ends[key] - begins[key] for key in its]) for its in keys]))
+    parts = list(zip([0, *its_ends], its_ends, strict=False))
+    rows = _rows_of_parts(torch.cat([ids[place] for place in places]), parts, variables)
     made = ids.to(torch.int64, copy=True)
-    for use, rows in zip(uses, _rows_of_parts(keys, parts, [each for _, each in tables]).split(sizes), strict=True):
-        made[use.begin : use.end] = rows
+    for place, piece in zip(places, rows.split(sizes), strict=True):
+        made[place] = piece
     return made
 
 
 def _rows_of_parts(ids: Tensor, parts: list[tuple[int, int]], variables: list[EmbeddingVariable]) -> Tensor:
     """Return the ids, with rows for the keys in each variable's part; parts are in ascending order."""
-    with ExitStack() as stack:
-        for variable in sorted(variables, key=lambda variable: variable.lock_number()):
-            stack.enter_context(variable.writing())
-        begun = [variable._begin_lookup(end - begin) for variable, (begin, end) in zip(variables, parts, strict=True)]
+    with variables[0].all_writing(variables):
+        begun = begin_lookups(variables, [end - begin for begin, end in parts])
         return rows_together(begun, ids, parts)
 
 
-def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> Ids:
-    """Append to the ids a feature for each use, with its rows as ids."""
+def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[int, Tensor]], begins: list[int]) -> Ids:
+    """Append to the ids copies of features, given by their numbers, with rows as ids; ``begins`` is of all features."""
     bags, firsts = list(ids.bags), [0, *accumulate(ids.bags)]
     values, offsets, weights = [made], [ids.offsets], [ids.per_sample_weights]
     total = made.shape[0]
-    for use, rows in copies:
+    for key, rows in copies:
         values.append(rows)
-        bags.append(ids.bags[use.key])
+        bags.append(ids.bags[key])
         if ids.offsets is not None:
-            its = ids.offsets[firsts[use.key] + 1 : firsts[use.key + 1] + 1]
-            offsets.append(its - ids.offsets[firsts[use.key]] + total)
+            its = ids.offsets[firsts[key] + 1 : firsts[key + 1] + 1]
+            offsets.append(its - ids.offsets[firsts[key]] + total)
         if ids.per_sample_weights is not None:
-            weights.append(ids.per_sample_weights[use.begin : use.end])
+            weights.append(ids.per_sample_weights[begins[key] : begins[key + 1]])
         total += rows.shape[0]
     return ids._replace(
         indices=torch.cat(values),

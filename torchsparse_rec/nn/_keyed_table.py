@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..variable.keys import KeyRows
 from ..variable.optimizer_rows import new_zeros
 from ..variable.options import EmbeddingVariableOption
 from ..variable.own_tensors import OwnTensors
-from ..variable.read_write_lock import ReadWriteLock
+from ..variable.read_write_lock import ReadWriteLock, writing
 from ..variable.records import Export
 from ..variable.rows import TableRows
 from ..variable.saving import checked, restore
@@ -330,12 +330,19 @@ class KeyedTable(GradModeMixin):
 
     # ---- Calls from an optimizer: see Growing in tables/table.py ----------------------------------------------------
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Hold the table's lock for writing: no other thread reads or writes rows inside, and none is flushed."""
-        with self._lock.writing(), as_stored():
-            if self.keys.counters.is_inference() and not torch.is_inference_mode_enabled():
-                self._leave_inference_mode()
+        return self.all_writing([self])
+
+    @staticmethod
+    @contextmanager
+    def all_writing(tables: Sequence[KeyedTable]) -> Iterator[None]:
+        """Hold the locks of some tables for writing, each once."""
+        with writing([table._lock for table in tables]), as_stored():
+            made_there = [table for table in tables if table._store.keys.counters.is_inference()]
+            if made_there and not torch.is_inference_mode_enabled():
+                for table in made_there:
+                    table._leave_inference_mode()
             yield
 
     def _leave_inference_mode(self) -> None:
@@ -347,19 +354,18 @@ class KeyedTable(GradModeMixin):
             if isinstance(module, OwnTensors):
                 module._apply(torch.clone)
 
-    def lock_number(self) -> int:
-        """Return the number of the table's lock; a thread takes several locks in ascending order."""
-        return self._lock.number
-
-    def steps(self) -> None:
+    @staticmethod
+    def all_step(tables: Sequence[KeyedTable]) -> None:
         """Prepare for a step of the optimizer: initialise the rows of keys that a filter has just admitted."""
-        if self._training.newcomers:
-            with self._settled():
+        for table in [table for table in tables if table._training.newcomers]:
+            with table._settled():
                 pass
 
-    def stepped(self) -> None:
+    @staticmethod
+    def all_stepped(tables: Sequence[KeyedTable]) -> None:
         """Count a step that the optimizer has ended."""
-        self._store.step += 1
+        for table in tables:
+            table._store.step += 1
 
     def places(self, reader: FrameType) -> Places:
         """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._torch import grad_of
 from ..tables.table import Table
-from .gradients import has_hooks
+from .gradients import have_hooks
 
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
@@ -49,7 +49,7 @@ class Prepared:
         for weight in self.tables.weights:
             if not weight.requires_grad or grad_of(weight) is not None:
                 return False
-            if (weight._backward_hooks or weight._post_accumulate_grad_hooks) and has_hooks(weight):  # type: ignore[attr-defined]
+            if (weight._backward_hooks or weight._post_accumulate_grad_hooks) and have_hooks([weight]):  # type: ignore[attr-defined]
                 return False
         return True
 

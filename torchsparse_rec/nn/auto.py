@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from ..tables.table import table_of
-from .gradients import has_hooks
+from .gradients import have_hooks
 
 __all__ = ["AutoChoice", "choose"]
 
@@ -222,7 +222,7 @@ class AutoChoice:
     def may_fuse(self, weight: Tensor) -> bool:
         """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""
         ours = table_of(weight).optimizer
-        return ours is not None and ours.in_backward and weight.grad is None and not has_hooks(weight)
+        return ours is not None and ours.in_backward and weight.grad is None and not have_hooks([weight])
 
     def explain(self, weight: Tensor) -> list[str]:
         """Describe the choice in lines of text, with the numbers behind it."""

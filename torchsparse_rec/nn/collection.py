@@ -16,8 +16,9 @@ from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ..tables.stale import are_trained
+from ..tables.table import are_same
 from ..typing import GradMode
-from ..variable.read_write_lock import reading
+from ..variable.read_write_lock import ReadWriteLock, reading
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED, growing_untraced
 from ._max_norm import look_up_clipped
@@ -137,6 +138,9 @@ class Collection(HasGradMode):
         self._clips = any(self._max_norms)
         self._plans: dict[tuple, Plan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
+        lock = ReadWriteLock()
+        for variable in self._growing.values():
+            variable._lock = lock
         self._in_order = list(range(len(self._features)))
         self._init_fused()
         self.grad_mode = grad_mode
@@ -231,21 +235,17 @@ class Collection(HasGradMode):
     ) -> Tensor:
         """Look up some tables, of which ``growing`` has those that grow by their numbers in ``plan``."""
         stored = self._stored_weights()
-        weights = [stored[k] for k in tables]
-        plan, weights, ids = rows_of_keys(plan, weights, growing, ids, lengths, occurrences)
+        its = [stored[k] for k in tables]
+        plan, weights, ids = rows_of_keys(plan, its, growing, ids, lengths, occurrences)
         with as_stored():
             kinds = self._kinds(plan, weights, ids, tables)  # before the tables are locked, as it may write them
             if torch.compiler.is_exporting():  # a program has no locks, and its sizes may be no numbers
                 return self._look_up_rows(plan, weights, ids, kinds, tables)
-            with reading(table._lock for table in growing.values()):
-                return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds, tables)
-
-    def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
-        """Return the plan for the tables' present sizes: the same object for the same sizes."""
-        sized = plan.of_sizes(weights)
-        if any(not growing.trains() for growing in self._growing.values()):
-            return sized  # its sizes are those of this batch: it is of no use to the next
-        return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
+            with reading([table._lock for table in growing.values()]):
+                sized = plan.of_sizes(weights)
+                if are_same(weights, its):  # otherwise its sizes are those of this batch, and of no use to the next
+                    sized = self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
+                return self._look_up_rows(sized, weights, ids, kinds, tables)
 
     def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
         """

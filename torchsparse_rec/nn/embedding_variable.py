@@ -11,19 +11,19 @@ from torch import Tensor
 
 from .. import ops
 from .._reduction import SUM
-from .._torch import as_stored, is_copied_to_average
+from .._torch import any_in_fsdp, as_stored, is_copied_to_average, is_in_ddp, is_run_again
 from ..tables.growing import GrowingRows
-from ..tables.table import is_growing_stale, table_of
+from ..tables.table import Table, is_growing_stale, table_of
 from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
-from ..variable.training_rows import TrainingRows
+from ..variable.training_rows import TrainingRows, begin
 from ._keyed_checkpoints import KeyedCheckpoints
 from ._lookup import check_ids, growing_untraced, look_up, rows_like
 from ._read import TableSet, read
 from .auto import AutoChoice
 from .plan import Ids, Plan
 
-__all__ = ["EmbeddingVariable", "Export"]
+__all__ = ["EmbeddingVariable", "Export", "begin_lookups", "those_that_take_all"]
 
 _CALL_INSTEAD = "the module that distributed.shard() has split"
 
@@ -82,6 +82,8 @@ class EmbeddingVariable(KeyedCheckpoints):
     _sparse = True
     max_norm = None
     scale_grad_by_freq = False
+    # As of which count of changes the table was fit for training, its weight then, and the weight's optimizer.
+    _fit: tuple[int, Any, Any] = (-1, None, None)
 
     # ---- Lookups -----------------------------------------------------------------------------------------------------
 
@@ -289,18 +291,14 @@ class EmbeddingVariable(KeyedCheckpoints):
         if occurrences is not None:  # filters and frequencies see each of them, as where it was looked up
             rows = self.rows_of(ids.repeat_interleave(occurrences))
             return rows[occurrences.cumsum(0) - occurrences]
-        return self._begin_lookup(len(ids)).rows_of(ids)
+        return begin_lookups([self], [len(ids)])[0].rows_of(ids)
 
-    def takes_all(self) -> bool:
-        """Say whether a lookup inserts every int64 key that has no row, without a filter or other tiers to ask."""
-        return self.trains() and not torch.compiler.is_exporting() and self._training.takes_all()
-
-    def _begin_lookup(self, count: int) -> TrainingRows:
-        """Prepare a training lookup of ``count`` ids, and return what finds their rows."""
-        check_trainable(self, self.name, self._stored_weight())
+    def _make_fit(self) -> None:
+        """Check that the table can be trained, and have optimizers tell it of their steps."""
+        weight = self._stored_weight()
+        check_trainable(self, self.name, weight)
         self._store.tend(self)
-        self._training.begin(count)
-        return self._training
+        self._fit = (Table.changes, weight, table_of(weight).optimizer_reference)
 
     def _apply(self, fn: Any, recurse: bool = True):
         self._flush()
@@ -317,11 +315,43 @@ class EmbeddingVariable(KeyedCheckpoints):
             TypeError: if rows are on disk.
         """
         self._flush()
-        return {**super().__getstate__(), "_model": weakref.ref(self) if is_copied_to_average() else None}
+        model = weakref.ref(self) if is_copied_to_average() else None
+        return {**super().__getstate__(), "_model": model, "_fit": (-1, None, None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the result of :meth:`__getstate__`."""
         self._model = None  # older pickles do not have it
         super().__setstate__(state)
+        self._rows.tell_keys()
         self._store.follow(self._stored_weight)
         self._store.tend(self)
+
+
+# ---- Several tables --------------------------------------------------------------------------------------------------
+
+
+def those_that_take_all(variables: Sequence[EmbeddingVariable]) -> list[bool]:
+    """Say which tables' lookups insert and count every int64 key, without a filter or other tiers to ask."""
+    if torch.compiler.is_exporting() or is_run_again():
+        return [False] * len(variables)
+    learns = torch.is_grad_enabled()
+    return [
+        variable.training
+        and (learns or variable._model is None)
+        and variable.key_dtype == torch.int64
+        and variable._rows.admission is None
+        and variable._rows.cold is None
+        for variable in variables
+    ]
+
+
+def begin_lookups(variables: Sequence[EmbeddingVariable], counts: Sequence[int]) -> list[TrainingRows]:
+    """Prepare a training lookup of so many ids of each table, and return what finds their rows."""
+    now = None if is_in_ddp() or any_in_fsdp(variables) else Table.changes
+    for variable in variables:
+        if variable._fit[0] != now or variable._fit[1] is not variable._parameters.get("weight"):
+            variable._make_fit()
+    tables = [variable._training for variable in variables]
+    optimizers = [variable._fit[2] for variable in variables]
+    begin(tables, counts, [reference is None or reference() is None for reference in optimizers])
+    return tables

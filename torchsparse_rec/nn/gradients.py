@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from .._torch import as_stored, backward_number, below_autograd, grad_of, gradient_hooks, mark_coalesced
+from .._torch import all_hooks, as_stored, backward_number, below_autograd, grad_of, gradient_hooks, mark_coalesced
 from ..tables.table import table_if_any
 
 __all__ = ["sparse_to_dense_grads"]
@@ -103,13 +103,10 @@ def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
     return mark
 
 
-def has_hooks(weight: Tensor) -> bool:
-    """Say whether a table's gradient has hooks other than those of this package."""
-    before, after = gradient_hooks(weight)
-    if not before and not after:  # the usual case, first, as every lookup calls this
-        return False
-    found = [*before.values(), *after.values()]
-    return not all(str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found)
+def have_hooks(weights: Iterable[Tensor]) -> bool:
+    """Say whether the gradient of one of the tables has hooks other than those of this package."""
+    found = all_hooks(weights)
+    return bool(found) and not all([str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found])
 
 
 def sparse_to_dense_grads(x: Any) -> Any:

@@ -190,7 +190,7 @@ class SparseTables:
         kinds = [_kind(owner, weight, count) for owner, weight in zip(owners, weights, strict=True)]
         if torch.compiler.is_exporting():  # a program has no locks, and its sizes may be no numbers
             return _look_up(owners, plan, weights, ids, kinds)
-        with reading(variable._lock for variable in growing.values()):
+        with reading([variable._lock for variable in growing.values()]):
             return _look_up(owners, plan.of_sizes(weights), weights, ids, kinds)
 
 

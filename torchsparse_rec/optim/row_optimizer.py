@@ -539,15 +539,16 @@ class RowOptimizer(InBackward):
         group.clock.advance(group.hyperparameters, group.step)
         if group.clock.moves_weights:
             mark_stale(group.parameters)
-        if Table.some_grow:
-            for growing in growing_among(group.parameters):
-                growing.stepped()
+        growing = growing_among(group.parameters) if Table.some_grow else []
+        if growing:
+            growing[0].all_stepped(growing)
 
 
 def _tell_growing(parameters: list[Tensor]) -> None:
     """Tell the tables that grow that a step of theirs begins."""
-    for growing in growing_among(parameters):
-        growing.steps()
+    growing = growing_among(parameters)
+    if growing:
+        growing[0].all_step(growing)
 
 
 def _is_constant(value: Any) -> bool:

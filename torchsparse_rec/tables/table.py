@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -106,19 +106,23 @@ class Collected(NamedTuple):
 
 
 class Growing(Protocol):
-    """The calls by which an optimizer tells a table that grows, and is read while it trains, of its steps."""
+    """
+    The calls by which an optimizer tells tables that grow, and are read while it trains, of its steps.
 
-    def writing(self) -> AbstractContextManager[None]:
-        """Return a context in which rows are written and nobody reads them."""
+    Those of every step are for several tables at once.
+    """
 
-    def lock_number(self) -> int:
-        """Return the table's place in the order of locking: a writer of several tables locks lower numbers first."""
+    @staticmethod
+    def all_writing(tables: Sequence[Any]) -> AbstractContextManager[None]:
+        """Return a context in which rows of some tables are written and nobody reads them."""
 
-    def steps(self) -> None:
-        """Take note that a step of the optimizer begins and has written nothing yet."""
+    @staticmethod
+    def all_step(tables: Sequence[Any]) -> None:
+        """Take note that a step of some tables begins and has written nothing yet."""
 
-    def stepped(self) -> None:
-        """Take note that a step of the optimizer has ended."""
+    @staticmethod
+    def all_stepped(tables: Sequence[Any]) -> None:
+        """Take note that a step of some tables has ended."""
 
     def places(self, reader: FrameType) -> Places:
         """Bring all rows up to date, and return the row of each key: code of others is about to read or write them."""
@@ -321,13 +325,12 @@ def _nothing() -> None:
 
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
-    """Return the tables that grow among those of the parameters, in the order of locking."""
+    """Return the tables that grow among those of the parameters."""
     if not Table.some_grow:
         return []
     tables = [_tables.get(id(parameter)) for parameter in parameters]
-    references = [table.growing for table in tables if table is not None and table.growing is not None]
-    found = [growing for reference in references if (growing := reference()) is not None]
-    return sorted(found, key=lambda growing: growing.lock_number()) if len(found) > 1 else found
+    references = [table._growing for table in tables if table is not None and table._growing is not None]
+    return [growing for reference in references if (growing := reference()) is not None]
 
 
 def is_growing_stale(growing: Growing) -> bool:
@@ -344,10 +347,7 @@ def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _locked(tables: list[Growing]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for growing in tables:
-            stack.enter_context(growing.writing())
-        stack.enter_context(as_stored())
+    with tables[0].all_writing(tables), as_stored():
         yield
 
 

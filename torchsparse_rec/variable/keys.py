@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,49 @@ def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
 
 
+class _Known:
+    """What the host knows of a table's counters without asking for them."""
+
+    __slots__ = ("used", "inserted", "room", "since", "coming")
+
+    def __init__(self) -> None:
+        # On the CPU, as the last insertion has left them.
+        self.used, self.inserted = 0, -1
+        # On CUDA: how many rows are surely free, and how many ids came after the counters that are on their way.
+        self.room, self.since = 0, 0
+        self.coming: _Coming | None = None
+
+
+class _Coming:
+    """The counters of some tables, on their way from a CUDA device: a copy that nobody waits for."""
+
+    def __init__(self, tables: Sequence[KeyRows]) -> None:
+        # Not kept alive: each of them keeps this.
+        self._tables, device = [weakref.ref(keys) for keys in tables], tables[0].counters.device
+        # Pinned memory, as torch gives to what does not block.
+        self._numbers = torch.stack([keys.counters for keys in tables]).to("cpu", non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+        for keys in tables:
+            keys.known.coming, keys.known.since = self, 0
+
+    def have_come(self) -> bool:
+        """Say whether :meth:`take` would not wait."""
+        return bool(self._event.query())
+
+    def take(self) -> None:
+        """Tell the tables how much room they have."""
+        self._event.synchronize()
+        for reference, (used, reused, failed, *_) in zip(self._tables, self._numbers.tolist(), strict=True):
+            keys = reference()
+            if keys is None or keys.known.coming is not self:
+                continue
+            keys.known.coming = None
+            keys.known.room = keys.entries.shape[0] - used + keys.free_rows.shape[0] - reused - keys.known.since
+            if failed > keys._failed_before:
+                keys.spread()
+
+
 class KeyRows(OwnTensors):
     """
     Keys and their rows, in tensors whose format is described in csrc/table.h.
@@ -48,8 +92,10 @@ class KeyRows(OwnTensors):
     counters: Tensor
     free_rows: Tensor
     _failed_before: int
-    # On CUDA, how many rows are known to be free.
-    _sure_room = 0
+    #: What the host knows of the counters.
+    known: _Known
+    #: Whether it may always grow: on CUDA room is then made for more keys than may come, as to count them would wait.
+    may_grow = True
     _known_places: tuple[tuple[int, ...], Places] | None = None
     # Rows of erased keys, added to free_rows when there is no other room; None: they must be searched for.
     _freed: list[Tensor] | None
@@ -74,7 +120,7 @@ class KeyRows(OwnTensors):
         self.entries, self.counters, self.free_rows, self.index = entries, counters, free_rows, index
         self._known_places = None
         self._failed_before = self.failed
-        self._sure_room = 0
+        self.known = _Known()
         self._freed = None
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -105,15 +151,25 @@ class KeyRows(OwnTensors):
         return known[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a file takes over: places are found anew from the keys."""
-        return {**self.__dict__, "_known_places": None}
+        """Return what a copy or a file takes over: places and what is known of counters are found anew."""
+        return {**{name: x for name, x in self.__dict__.items() if name != "known"}, "_known_places": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`__getstate__` has returned."""
+        super().__setstate__(state)
+        self.known = _Known()
+
+    def _apply(self, fn: Any, recurse: bool = True):
+        super()._apply(fn, recurse)
+        self.known = _Known()  # the tensors may be on another device
+        return self
 
     def follow(self, other: KeyRows) -> None:
         """Give each key the row that it has in another table."""
         device = self.entries.device
         for name in self.tensors:
             setattr(self, name, getattr(other, name).to(device, copy=True))
-        self._failed_before, self._freed, self._sure_room = self.failed, None, 0
+        self._failed_before, self._freed, self.known = self.failed, None, _Known()
         self._known_places = other._known_places
 
     # ---- Sizes -------------------------------------------------------------------------------------------------------
@@ -192,20 +248,12 @@ class KeyRows(OwnTensors):
         """
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
-        self._prepare(ids, allowed, make_room, version)
+        if _short([self], [ids.shape[0]]):
+            self._see_room_before(ids, allowed, make_room, version)
         rows, inserted = insert(ids, allowed, frequencies)
-        self._complete(ids, allowed, frequencies, insert, make_room, rows, inserted)
+        if _late([self], [ids.shape[0]]):
+            self._complete(ids, allowed, frequencies, insert, make_room, rows, inserted)
         return rows, inserted
-
-    def _prepare(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> None:
-        """Make room before an insertion, where doing so afterwards would be too late or too slow."""
-        if self.counters.is_cuda:
-            self._see_room_ahead(ids, allowed, make_room, version)
-            return
-        self._sure_room = 0
-        if self._listed_room() < len(ids) and self.used == self.reserved:
-            # All keys are new: it is faster to make room for them at once.
-            self._see_room_for(ids, allowed, make_room, version)
 
     def _complete(
         self,
@@ -218,8 +266,6 @@ class KeyRows(OwnTensors):
         inserted: Tensor,
     ) -> None:
         """Make room after an insertion for the keys that found none, and insert them; undo all if that raises."""
-        if self.counters.is_cuda:
-            return
         hashes = 0
         try:
             while failed := self.failed - self._failed_before:
@@ -237,6 +283,7 @@ class KeyRows(OwnTensors):
                 self.counters[_FAILED] -= failed  # they will find room now
                 self._failed_before = self.failed
                 rows[where], inserted[where] = insert(ids[where], *some)
+            self.known.used, self.known.inserted = self.used, self.insertions
         except BaseException:
             self.undo(ids, inserted)
             raise
@@ -284,20 +331,33 @@ class KeyRows(OwnTensors):
             raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
         return wanted
 
-    def _see_room_ahead(
+    def _see_room_before(
         self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int
     ) -> None:
-        """Make room before an insertion on CUDA; asking the device after each one would make every step wait."""
-        if self._sure_room < len(ids):
-            if self.failed > self._failed_before:
-                self.spread()
+        """Make room before an insertion, where doing so afterwards would be too late (on CUDA) or too slow."""
+        count, known = ids.shape[0], self.known
+        if not self.counters.is_cuda:
+            # All keys are new: it is faster to make room for them at once.
+            if self.used == self.reserved and self._listed_room() < count:
+                self._see_room_for(ids, allowed, make_room, version)
+            return
+        if known.coming is not None:
+            known.coming.take()
+        if known.room >= count:
+            return
+        if self.failed > self._failed_before:
+            self.spread()
+        self._list_free_rows()
+        known.room = self._listed_room()
+        if known.room >= count:
+            return
+        if self.may_grow:
+            make_room(2 * count)
             self._list_free_rows()
-            self._sure_room = self._listed_room()
-        if self._sure_room < len(ids):
-            wanted = self._see_room_for(ids, allowed, make_room, version)
-            self._sure_room = self._listed_room() - wanted
+            known.room = self._listed_room()
         else:
-            self._sure_room -= len(ids)
+            wanted = self._see_room_for(ids, allowed, make_room, version)
+            known.room = self._listed_room() + count - wanted
 
     def missing(self, ids: Tensor, allowed: Tensor | None = None) -> int:
         """Count the distinct keys among ``ids`` that have no row. On CUDA it waits for the device."""
@@ -329,6 +389,7 @@ class KeyRows(OwnTensors):
         self._freed = []
         if len(free) == len(rest):
             return False
+        self.known.coming = None  # those counters know nothing of this list
         self.free_rows = free
         self.counters[_REUSED] = 0
         return True
@@ -397,8 +458,10 @@ def insert_together(
     Raises:
         RuntimeError: as :meth:`KeyRows.insert`. No key is inserted in any table then.
     """
-    for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
-        keys._prepare(ids[begin:end], None, make_room, version)
+    sizes = [end - begin for begin, end in parts]
+    for k in _short(tables, sizes):
+        begin, end = parts[k]
+        tables[k]._see_room_before(ids[begin:end], None, make_rooms[k], versions[k])
     rows, inserted = ops.tables_find_or_insert_(
         [keys.index for keys in tables],
         [keys.entries for keys in tables],
@@ -411,11 +474,41 @@ def insert_together(
         count=True,
     )
     try:
-        for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
-            insert = partial(keys._insert, version=version + 1, count=True)
-            keys._complete(ids[begin:end], None, None, insert, make_room, rows[begin:end], inserted[begin:end])
+        for k in _late(tables, sizes):
+            (begin, end), keys = parts[k], tables[k]
+            insert = partial(keys._insert, version=versions[k] + 1, count=True)
+            keys._complete(ids[begin:end], None, None, insert, make_rooms[k], rows[begin:end], inserted[begin:end])
     except BaseException:
         for keys, (begin, end) in zip(tables, parts, strict=True):
             keys.undo(ids[begin:end], inserted[begin:end])
         raise
     return rows, inserted
+
+
+def _short(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
+    """Return which tables must look for room before an insertion of so many keys each."""
+    if not tables[0].counters.is_cuda:
+        return [k for k, keys in enumerate(tables) if keys.known.used <= keys.reserved]
+    for coming in {keys.known.coming for keys in tables}:
+        if coming is not None and coming.have_come():
+            coming.take()
+    return [k for k, keys in enumerate(tables) if keys.known.room < sizes[k]]
+
+
+def _late(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
+    """Take note of an insertion, and return which tables had keys that found no room; none on CUDA: it would wait."""
+    if not tables[0].counters.is_cuda:
+        late = []
+        numbers = torch.stack([keys.counters for keys in tables]).tolist()
+        for k, (keys, (used, _, failed, inserted, *_)) in enumerate(zip(tables, numbers, strict=True)):
+            keys.known.used, keys.known.inserted = used, inserted
+            if failed > keys._failed_before:
+                late.append(k)
+        return late
+    for keys, size in zip(tables, sizes, strict=True):
+        keys.known.room -= size
+        keys.known.since += size
+    rest = [keys for keys in tables if keys.known.coming is None]
+    if rest:
+        _Coming(rest)
+    return []

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Condition, Lock, get_ident
 from typing import Any
 
 from .._fork import HALF_WRITTEN, tell_of_forks
 
-__all__ = ["ReadWriteLock", "reading"]
+__all__ = ["ReadWriteLock", "reading", "writing"]
 
 _numbers = itertools.count()
 
 
 class ReadWriteLock:
     """
-    The reader-writer lock of one table's rows: a lookup sees each row wholly from before or after an update.
+    The reader-writer lock of rows: a lookup sees each row wholly from before or after an update.
+
+    A table has its own, or, in a collection, all that grow have one: a step takes it once for all of them.
 
     A waiting writer goes before readers that come after it; once it has written, the readers that waited go before the
     next writer, so neither starves. The thread that holds the lock for writing may take it again, to write or to read;
@@ -179,11 +181,29 @@ class _Writing(AbstractContextManager[None]):
                 lock._let_others_go()
 
 
+def reading(locks: Iterable[ReadWriteLock]) -> AbstractContextManager[None]:
+    """Return the context manager that holds the locks of several tables for reading."""
+    return _together(locks, ReadWriteLock.reading)
+
+
+def writing(locks: Iterable[ReadWriteLock]) -> AbstractContextManager[None]:
+    """Return the context manager that holds the locks of several tables for writing."""
+    return _together(locks, ReadWriteLock.writing)
+
+
+def _together(
+    locks: Iterable[ReadWriteLock], hold: Callable[[ReadWriteLock], AbstractContextManager[None]]
+) -> AbstractContextManager[None]:
+    # Each lock once: taken again, it would wait for a waiting writer, which waits for this thread.
+    each = set(locks)
+    return hold(each.pop()) if len(each) == 1 else _one_by_one(each, hold)
+
+
 @contextmanager
-def reading(locks: Iterable[ReadWriteLock]) -> Iterator[None]:
-    """Hold the locks of several tables for reading."""
+def _one_by_one(
+    locks: Iterable[ReadWriteLock], hold: Callable[[ReadWriteLock], AbstractContextManager[None]]
+) -> Iterator[None]:
     with ExitStack() as stack:
-        # Each lock once: taken again, it would wait for a waiting writer, which waits for this thread.
-        for lock in sorted(set(locks), key=lambda lock: lock.number):
-            stack.enter_context(lock.reading())
+        for lock in sorted(locks, key=lambda lock: lock.number):
+            stack.enter_context(hold(lock))
         yield

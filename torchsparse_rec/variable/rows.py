@@ -50,6 +50,7 @@ class TableRows:
         limit = next((each for each in option.evictions if isinstance(each, LRUEvict)), None)
         self._goes_by_frequency = isinstance(limit, LFUEvict)
         self._demotes_by_frequency = option.storage_option.cache_strategy is CacheStrategy.LFU
+        self.tell_keys()
         #: How many keys have been evicted.
         self.evicted = 0
         #: The step of the last lookup, from which the schedule of evictions continues.
@@ -62,6 +63,10 @@ class TableRows:
 
     def __bool__(self) -> bool:
         return True
+
+    def tell_keys(self) -> None:
+        """Tell the keys of the first tier whether it may always grow."""
+        self.store.keys.may_grow = self._most is None and self.cold is None
 
     # ---- What the next delta holds -----------------------------------------------------------------------------------
 
@@ -318,7 +323,6 @@ class TableRows:
     def evict_on_schedule(self) -> None:
         """Evict by the options that are due, before the first lookup of a step."""
         step, seen = self.store.step, self.seen
-        self.seen = step
         for option in self._options:
             every = getattr(option, "every", 0)
             if every and step // every != seen // every:

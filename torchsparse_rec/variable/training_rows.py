@@ -14,7 +14,7 @@ from .initial import InitialRows
 from .keys import insert_together
 from .rows import TableRows
 
-__all__ = ["TrainingRows", "rows_together"]
+__all__ = ["TrainingRows", "begin", "rows_together"]
 
 
 class TrainingRows:
@@ -37,32 +37,15 @@ class TrainingRows:
         #: Of keys that a filter has just admitted: their rows, and the keys.
         self.newcomers: list[tuple[Tensor, Tensor]] = []
         self._newcomers_step = 0
+        # On the CPU, how many keys had been inserted by the last lookup.
         self._insertions_before = 0
 
     def forget(self) -> None:
         """Forget the keys that a filter has just admitted: all rows are about to be replaced, or have been."""
         self.newcomers, self._insertions_before = [], -1
 
-    def takes_all(self) -> bool:
-        """Say whether a lookup inserts and counts every int64 key, without a filter or other tiers to ask."""
-        rows = self.rows
-        takes_all = rows.admission is None and rows.cold is None and rows.store.key_dtype == torch.int64
-        return takes_all and not is_run_again()
-
-    def begin(self, count: int) -> None:
-        """Prepare a training lookup of ``count`` ids: count the step, admit waiting keys, evict on schedule."""
-        if is_run_again():
-            return
-        store = self.rows.store
-        if table_of(store.weight).optimizer is None:
-            store.step += 1
-        if self.newcomers and (self._newcomers_step != store.step or not self.waits_for_a_step()):
-            self.let_in()
-        self.rows.evict_on_schedule()
-        self.looked_up += count
-
     def rows_of(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids in the training step that :meth:`begin` has prepared, ``[N]``; insert new keys."""
+        """Return the rows of ids in the training step that :func:`begin` has prepared, ``[N]``; insert new keys."""
         if is_run_again():
             return self._rows_again(ids)
         rows, step = self.rows, self.rows.store.step
@@ -94,20 +77,17 @@ class TrainingRows:
             rows.cold.promote(ids, rows.find_room)
         nobody = torch.zeros_like(ids, dtype=torch.bool) if admits else None
         found, inserted = rows.store.keys.insert(ids, allowed=nobody, version=rows.store.step, make_room=rows.find_room)
-        self.end(inserted, ids)
-        return found.clamp_min_(0) if admits else found
-
-    def end(self, inserted: Tensor, ids: Tensor) -> None:
-        """Finish a training lookup: initialise its new rows, and evict keys beyond the capacity."""
         self._begin_rows(inserted, ids)
-        self.rows.keep_capacity()
+        rows.keep_capacity()
+        return found.clamp_min_(0) if admits else found
 
     def _begin_rows(self, inserted: Tensor, ids: Tensor) -> None:
         """Initialise new rows, and reset their optimizer states."""
         store = self.rows.store
-        if not inserted.is_cuda and store.keys.insertions == self._insertions_before:
-            return
-        self._insertions_before = -1 if inserted.is_cuda else store.keys.insertions
+        if not inserted.is_cuda:
+            if store.keys.known.inserted == self._insertions_before:
+                return
+            self._insertions_before = store.keys.known.inserted
         # Through .data, hidden from autograd: graphs of earlier lookups do not use rows that are new now.
         weight = store.weight.data
         if self.rows.admission is None:
@@ -146,6 +126,28 @@ class TrainingRows:
             ops.table_assign_(weight, rows, self._initial.rows_of(keys, weight, rows >= 0) + moved)
 
 
+def begin(tables: Sequence[TrainingRows], counts: Sequence[int], are_steps: Sequence[bool]) -> None:
+    """
+    Prepare a training lookup, unless it runs again: count the step, admit waiting keys, evict on schedule.
+
+    Args:
+        tables: the tables.
+        counts: the number of each table's ids.
+        are_steps: whether the lookup is a step of its own, of each table.
+    """
+    if is_run_again():
+        return
+    for table, count, is_step in zip(tables, counts, are_steps, strict=True):
+        rows, store = table.rows, table.rows.store
+        store.step += is_step
+        if table.newcomers and (table._newcomers_step != store.step or not table.waits_for_a_step()):
+            table.let_in()
+        if rows._options:
+            rows.evict_on_schedule()
+        rows.seen = store.step
+        table.looked_up += count
+
+
 def rows_together(tables: Sequence[TrainingRows], ids: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
     """
     Do as :meth:`TrainingRows.rows_of` for several tables that take all keys, by one operator.
@@ -162,6 +164,10 @@ def rows_together(tables: Sequence[TrainingRows], ids: Tensor, parts: Sequence[t
     make_rooms = [table.rows.find_room for table in tables]
     steps = [store.step for store in stores]
     rows, inserted = insert_together([store.keys for store in stores], ids, parts, steps, make_rooms)
-    for table, (begin, end) in zip(tables, parts, strict=True):
-        table.end(inserted[begin:end], ids[begin:end])
+    for k, (table, store) in enumerate(zip(tables, stores, strict=True)):
+        if inserted.is_cuda or store.keys.known.inserted != table._insertions_before:
+            its = slice(*parts[k])
+            table._begin_rows(inserted[its], ids[its])
+        if not store.keys.may_grow:
+            table.rows.keep_capacity()
     return rows
