@@ -52,6 +52,9 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("to_hash_bucket(Tensor x, int num_buckets) -> Tensor");
   m.def("string_to_hash_bucket(Tensor bytes, Tensor offsets, int num_buckets) -> Tensor");
   m.def(
+      "column_ids(Tensor[] columns, int[] num_buckets, int[] missing)"
+      " -> (Tensor ids, Tensor keep, Tensor num_missing)");
+  m.def(
       "cross_hashed(Tensor[] values, Tensor[] offsets, int num_buckets, int? hash_key)"
       " -> (Tensor values, Tensor offsets)");
 

@@ -65,11 +65,15 @@ below_autograd: Callable[[], Any] = _private("_C._AutoDispatchBelowAutograd", to
 # A context in which no tensor's class has a say: for those who work on a table's storage, of which rows may be stale.
 as_stored: Callable[[], Any] = _private("_C.DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 
+# Set whether gradients are recorded from now on. Torch's contexts that do so cost as much as a small operator.
+set_grad_enabled: Callable[[bool], Any] = _private("_C._set_grad_enabled", torch.set_grad_enabled)
+
 any_requires_grad: Callable[..., bool] = _private("_C._any_requires_grad", _any_requires_grad)
 
-# Return a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all tables, under
-# as_stored.
+# Return or set a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all
+# tables, under as_stored.
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
+set_grad: Callable[[Tensor, Tensor | None], None] = Tensor.grad.__set__  # type: ignore[union-attr]
 
 _transforms: Callable[[], Any] = _private("_C._functorch.peek_interpreter_stack", lambda: True)
 _modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
@@ -95,7 +99,10 @@ def is_watched() -> bool:
 
 def is_seen() -> bool:
     """Say whether a compiler, a transform or a mode sees the operators that are called, besides autograd."""
-    return torch.compiler.is_compiling() or is_transformed() or is_watched()
+    # is_transformed() and is_watched() without their calls: every lookup asks.
+    if torch.compiler.is_compiling() or _transforms() is not None or _modes() > 0:
+        return True
+    return getattr(forward_ad, "_current_level", -1) >= 0
 
 
 # Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
@@ -146,12 +153,23 @@ def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..
     return seeing
 
 
+_increment_versions: Callable[..., None] = _private("_C._increment_version", torch.autograd.graph.increment_version)
+
+
 def tell_autograd(written: Sequence[Tensor]) -> None:
     """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
-    if torch.compiler.is_compiling():
-        return
+    if not torch.compiler.is_compiling():
+        count_writes(written)
+
+
+def count_writes(written: Sequence[Tensor]) -> None:
+    """Do what :func:`tell_autograd` does, where nothing compiles."""
     try:
-        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+        for x in written:
+            if x.is_inference():
+                written = [x for x in written if not x.is_inference()]
+                break
+        _increment_versions(written)
     except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
         for x in written:
             with suppress(RuntimeError):
@@ -169,6 +187,10 @@ def see_swapped(see: Callable[[Tensor], None]) -> None:
         swap(t1, t2)
 
     torch.utils.swap_tensors = seeing  # type: ignore[assignment]
+
+
+# Say whether torch.jit.trace runs, by one call.
+is_traced: Callable[[], bool] = _private("_C._is_tracing", torch.jit.is_tracing)
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -193,6 +215,9 @@ def arguments_of(operator: Any) -> list[Any]:
 # ---- Compilers -------------------------------------------------------------------------------------------------------
 
 _frames: Any = _private("_C._dynamo.eval_frame", None)
+# Return what looks at each of this thread's frames before it runs; None while nothing compiles. False where torch does
+# not tell: then a function that is not to be traced always takes the long way round the compiler.
+_compiles: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: False)
 
 
 def _skip(code: Any) -> None:
@@ -210,7 +235,7 @@ def untraced(reason: str | None = None) -> Callable[[_Function], _Function]:
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if "torch._dynamo" not in sys.modules:
+            if _compiles() is None or "torch._dynamo" not in sys.modules:
                 return function(*args, **kwargs)
             if not disabled:
                 disabled.append(torch.compiler.disable(function, reason=reason))
@@ -283,12 +308,8 @@ pytree = _pytree
 # ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
 
 
-_set_coalesced = _private("Tensor._coalesced_", lambda *_: None)
-
-
-def mark_coalesced(grad: Tensor) -> None:
-    """Mark a COO gradient as sorted, each row once. Without the mark an optimizer sorts it again."""
-    _set_coalesced(grad, True)
+# Mark a COO gradient as sorted, each row once, or not. Without the mark an optimizer sorts it again.
+mark_coalesced: Callable[[Tensor, bool], Any] = _private("Tensor._coalesced_", lambda *_: None)
 
 
 def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:

@@ -115,4 +115,4 @@ def _mark_coalesced(data: Tensor) -> None:
         return
     rows = gradient._indices()[0]
     if bool((rows[1:] > rows[:-1]).all()):
-        mark_coalesced(gradient)
+        mark_coalesced(gradient, True)

@@ -109,12 +109,14 @@ template <class T, class I, class F>
 void for_each_block_of(const Bags<T, I>& bags, int64_t first, int64_t end, int64_t dim, int64_t num_embeddings,
                        Reduction reduction, bool stream, BagScratch<T, typename Bags<T, I>::Row>& scratch,
                        FirstPosition& first_bad, FirstPosition& first_nan, const F& pool_block) {
+  const bool near = is_near(num_embeddings, dim * static_cast<int64_t>(sizeof(T)), bags.items());
   for (int64_t b = first, next; b < end; b = next) {
     next = bags.block_end(b, end);
     if (!bags.check(b, next, num_embeddings, first_bad, first_nan)) continue;  // an earlier offender may follow
     auto arguments = bags.decode(b, next, reduction, scratch);
     arguments.dim = dim;
     arguments.stream = stream;
+    arguments.near = near;
     pool_block(b, arguments);
   }
 }

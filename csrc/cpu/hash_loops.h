@@ -1,6 +1,25 @@
-// The hash family's loop over integers, a body of isa_foreach.h: hash_block(hash, result, x, n, is_signed, out) writes
+// The hash family's loops over integers, a body of isa_foreach.h: hash_block(hash, result, x, n, is_signed, out) writes
 // result(hash) of n <= kHashBlock integers, given as 64-bit numbers. x may be read, and out written, up to the next
 // multiple of kHashPadding numbers.
+
+// The bits of n integers together, by |: the sign says whether one is negative.
+template <class T>
+static T bits_of(const T* x, int64_t n) {
+  T bits = 0;
+  for (int64_t i = 0; i < n; ++i) bits = static_cast<T>(bits | x[i]);
+  return bits;
+}
+
+// Writes n integers as ids; returns bits_of them.
+template <class T>
+static T copy_ids(const T* __restrict x, int64_t n, int64_t* __restrict ids) {
+  T bits = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    bits = static_cast<T>(bits | x[i]);
+    ids[i] = id_of(static_cast<uint64_t>(static_cast<widened_t<T>>(x[i])), std::is_signed_v<T>);
+  }
+  return bits;
+}
 
 // Any hash, one integer after the other.
 template <class Hash, class Result>

@@ -45,8 +45,15 @@ struct PoolArguments {
   int64_t out_stride = 0;  // elements from one row of out to the next; 0 stands for dim
   // pool only: rows may be fetched from memory up to this entry, beyond the last bag; 0: not beyond.
   int64_t fetch_end = 0;
+  bool near = false;         // pool only: see is_near
   acc_t<T>* wide = nullptr;  // where results of half types go that are not to be rounded, in place of out
 };
+
+// Whether the second-level cache holds a table whose rows come again and again: fetching them ahead is a third of the
+// work then, for nothing.
+inline bool is_near(int64_t table_rows, int64_t row_bytes, int64_t entries) {
+  return table_rows * row_bytes <= (256 << 10) && entries > 2 * table_rows;
+}
 
 // How far ahead to fetch rows that are visited at random: what has been asked for but not used stays at about 8 KB, as
 // much as the processor keeps under way.

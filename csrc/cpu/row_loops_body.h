@@ -4,31 +4,28 @@
 
 // ---- pool -----------------------------------------------------------------------------------------------------------
 
-// Where a bag's entries are, and how far ahead of them rows are fetched.
+// Where a bag's entries are, and how many entries ahead of each the rows are fetched.
 struct BagEntries {
   int64_t begin, end;
-  int64_t last;  // of all bags of the call
   int64_t ahead;
 };
 
-// Fetches these columns of the row that comes `ahead` entries later. table: from the first of them on.
-template <class Columns, class T, class R>
+// Fetches `bytes` of what comes later. table: from the walk's first column on.
+template <class T, class R>
 static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, const T* table,
-                                                              const BagEntries& bag, int64_t entry) {
-  const int64_t later = entry + bag.ahead < bag.last ? entry + bag.ahead : entry;
+                                                              const BagEntries& bag, int64_t entry, int64_t bytes) {
   // Not as a pointer: what comes after the last bag may be no row.
-  const uint64_t element = static_cast<uint64_t>(a.rows[later]) * static_cast<uint64_t>(a.stride);
-  const char* row = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(table) + element * sizeof(T));
-  constexpr int kElements = VectorOf<acc_t<T>, Columns::kBytes>::kLanes * Columns::kCount;
-  for (int b = 0; b < kElements * static_cast<int>(sizeof(T)); b += 64) __builtin_prefetch(row + b);
+  const uint64_t element = static_cast<uint64_t>(a.rows[entry + bag.ahead]) * static_cast<uint64_t>(a.stride);
+  fetch_later(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(table) + element * sizeof(T)), bytes);
 }
 
 // Adds these columns of the entry to the sum.
 template <bool kWeighted, class Columns, class T, class R>
 static inline __attribute__((always_inline)) void add_columns(const PoolArguments<T, R>& a, const T* table,
                                                               const BagEntries& bag, int64_t e, const Columns& columns,
+                                                              int64_t fetched,
                                                               typename Columns::V (&sum)[Columns::kCount]) {
-  fetch_ahead<Columns>(a, table, bag, e);
+  if (fetched > 0) fetch_ahead(a, table, bag, e, fetched);
   typename Columns::V x[Columns::kCount];
   columns.get(table + static_cast<int64_t>(a.rows[e]) * a.stride, x);
   for (int k = 0; k < Columns::kCount; ++k) {
@@ -41,6 +38,7 @@ static inline __attribute__((always_inline)) void add_columns(const PoolArgument
 template <SumLength kLength, bool kWeighted, class Columns, class T, class R>
 static inline __attribute__((always_inline)) void sum_columns(const PoolArguments<T, R>& a, const BagEntries& bag,
                                                               int64_t begin, int64_t end, const Columns& columns,
+                                                              int64_t fetched,
                                                               typename Columns::V (&sum)[Columns::kCount]) {
   using V = typename Columns::V;
   constexpr int kCount = Columns::kCount;
@@ -49,13 +47,12 @@ static inline __attribute__((always_inline)) void sum_columns(const PoolArgument
   if constexpr (kLength == SumLength::kLong) {
     for (; end - begin > kSumBlock; begin += kSumBlock) {
       V block[kCount] = {};
-#pragma GCC unroll 4
-      for (int64_t e = 0; e < kSumBlock; ++e) add_columns<kWeighted>(a, table, bag, begin + e, columns, block);
+      for (int64_t e = 0; e < kSumBlock; ++e) add_columns<kWeighted>(a, table, bag, begin + e, columns, fetched, block);
       for (int k = 0; k < kCount; ++k) blocks[k] += block[k];
     }
   }
   for (int k = 0; k < kCount; ++k) sum[k] = V{};
-  for (int64_t e = begin; e < end; ++e) add_columns<kWeighted>(a, table, bag, e, columns, sum);
+  for (int64_t e = begin; e < end; ++e) add_columns<kWeighted>(a, table, bag, e, columns, fetched, sum);
   if constexpr (kLength == SumLength::kLong) {
     for (int k = 0; k < kCount; ++k) sum[k] += blocks[k];
   }
@@ -83,13 +80,14 @@ static inline __attribute__((always_inline)) void put_columns(const PoolArgument
 template <SumLength kLength, bool kWeighted, class Columns, class T, class R>
 static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, int64_t row,
                                                                const BagEntries& bag, acc_t<T> divisor,
-                                                               PartSums<>& parts, const Columns& columns) {
+                                                               PartSums<>& parts, const Columns& columns,
+                                                               int64_t fetched) {
   constexpr int kCount = Columns::kCount;
   typename Columns::V sum[kCount];
   if constexpr (kLength == SumLength::kLong) {
     for (int64_t begin = bag.begin, end;; begin = end) {
       end = bag.end - begin > kSumPart ? begin + kSumPart : bag.end;
-      sum_columns<kLength, kWeighted>(a, bag, begin, end, columns, sum);
+      sum_columns<kLength, kWeighted>(a, bag, begin, end, columns, fetched, sum);
       if (end == bag.end && begin == bag.begin) break;
       parts.add(sum);
       if (end < bag.end) continue;
@@ -97,7 +95,7 @@ static inline __attribute__((always_inline)) void pool_columns(const PoolArgumen
       break;
     }
   } else {
-    sum_columns<kLength, kWeighted>(a, bag, bag.begin, bag.end, columns, sum);
+    sum_columns<kLength, kWeighted>(a, bag, bag.begin, bag.end, columns, fetched, sum);
   }
   if (a.divisors != nullptr) {
     for (int k = 0; k < kCount; ++k) sum[k] /= divisor;
@@ -112,164 +110,81 @@ static __attribute__((noinline)) void clear(const PoolArguments<T, R>& a, int64_
                     [&](const auto& columns) __attribute__((always_inline)) { put_columns(a, place, columns, {}); });
 }
 
-// The bags from b on, up to one that is left to the loop for the other length. Returns that bag. Two loops: what longer
-// sums need would slow down the shortest.
-template <SumLength kLength, bool kWeighted, class T, class R>
+// Calls f with the columns [kFirst, kDim) in tiles of kTile vectors, so that where each begins is a constant.
+template <class T, int kTile, int kDim, int kFirst = 0, class F>
+static inline __attribute__((always_inline)) void for_tiles(const F& f) {
+  f(WholeColumns<T, kVectorBytes, kTile>{kFirst});
+  constexpr int kNext = kFirst + kTile * kVectorBytes / static_cast<int>(sizeof(acc_t<T>));
+  if constexpr (kNext < kDim) for_tiles<T, kTile, kDim, kNext>(f);
+}
+
+// The bags from b on, of a usual number of columns, kDim, so that nothing is asked in the loop over bags but what a bag
+// needs: all. Else (kDim 0) up to one that is left to the loop for the other length. Returns that bag. Two loops: what
+// longer sums need would slow down the shortest. kNear: see PoolArguments; asked here where kDim is 0.
+template <SumLength kLength, bool kWeighted, int kDim, bool kNear, class T, class R>
 static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arguments, int64_t b) {
   using A = acc_t<T>;
   constexpr int kMost = kVectorBytes == 16 ? 8 : 256 / kVectorBytes;  // vectors that leave registers for the rest
   // A copy, so that the stores cannot alias it: that no function is given which is not inlined.
   const PoolArguments<T, R> a = arguments;
-  const int64_t last = a.starts[a.bags] > a.fetch_end ? a.starts[a.bags] : a.fetch_end;
-  const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
+  const int64_t dim = kDim > 0 ? kDim : a.dim;
+  const int64_t last = std::max(a.starts[a.bags], a.fetch_end), ahead = fetched_ahead<T>(dim);
   PartSums<> parts;
   for (; b < a.bags; ++b) {
-    const BagEntries bag{a.starts[b], a.starts[b + 1], last, ahead};
-    if (leaves<kLength, A>(bag.end - bag.begin)) break;
-    const int64_t row = b * a.out_stride;
+    // Near the end of all entries less far ahead: one minimum for a bag, not one for an entry.
+    const BagEntries bag{a.starts[b], a.starts[b + 1], std::min(ahead, last - a.starts[b + 1])};
+    const int64_t terms = bag.end - bag.begin, row = b * a.out_stride;
+    if (kDim == 0 && leaves<kLength, A>(terms)) break;
     const A divisor = a.divisors != nullptr ? a.divisors[b] : A(1);
-    if (kLength == SumLength::kBlock && bag.begin == bag.end) {
+    if ((kDim > 0 || kLength == SumLength::kBlock) && terms == 0) {
       const int64_t first = b;  // of a run of empty bags, often long in a dense gradient
-      while (a.out_stride == a.dim && b + 1 < a.bags && a.starts[b + 2] == bag.end) ++b;
-      clear(arguments, first * a.out_stride, (b - first + 1) * a.dim);
+      while (a.out_stride == dim && b + 1 < a.bags && a.starts[b + 2] == bag.end) ++b;
+      clear(arguments, first * a.out_stride, (b - first + 1) * dim);
       continue;
     }
     if (divisor == A(0)) {
-      clear(arguments, row, a.dim);
+      clear(arguments, row, dim);
       continue;
     }
-    for_columns<T, kMost>(0, a.dim, [&](const auto& columns) __attribute__((always_inline)) {
-      pool_columns<kLength, kWeighted>(a, row, bag, divisor, parts, columns);
-    });
+    const auto pool_tile = [&](auto length, const auto& columns) __attribute__((always_inline)) {
+      const bool fetches = !kNear && !(kDim == 0 && a.near);
+      pool_columns<decltype(length)::value, kWeighted>(a, row, bag, divisor, parts, columns,
+                                                       fetches ? fetched_bytes<T>(columns.first, dim) : 0);
+    };
+    const auto pool_tiles = [&](auto length) __attribute__((always_inline)) {
+      const auto pool = [&](const auto& columns) __attribute__((always_inline)) { pool_tile(length, columns); };
+      if constexpr (kDim > 0) {
+        constexpr int kVectors = kDim * static_cast<int>(sizeof(A)) / kVectorBytes;
+        for_tiles<T, (kVectors < kMost ? kVectors : kMost), kDim>(pool);
+      } else {
+        for_columns<T, kMost>(0, dim, pool);
+      }
+    };
+    if (kDim > 0 && terms <= kSumBlock) {
+      pool_tiles(std::integral_constant<SumLength, SumLength::kBlock>{});
+    } else {
+      pool_tiles(std::integral_constant<SumLength, kLength>{});
+    }
   }
   return b;
-}
-
-// ---- pool of 16, 32, 64 or 128 columns of float32 -------------------------------------------------------------------
-
-// Vectors that are summed in registers: the whole row, or the most that leave registers for the rest.
-static constexpr int kMostVectors = TSR_ISA_LEVEL == 0 ? 16 : 8;
-// Rows of a block that the code is written out for.
-static constexpr int kUnrolled = TSR_ISA_LEVEL == 2 ? 1 : 4;
-
-// How many entries ahead rows are fetched. The first line of a row comes earlier: it brings the page's translation.
-struct RowsAhead {
-  int64_t line, rest;
-};
-
-// Fetches what comes later into the second-level cache: unlike the first, it does not run out of places for what is
-// under way. Addresses are no pointers: what comes after the last bag may be no row.
-template <int kVectors, class R>
-static inline __attribute__((always_inline)) void fetch_whole(const PoolArguments<float, R>& a, int64_t entry,
-                                                              const RowsAhead& ahead) {
-  const auto row = [&](int64_t e) __attribute__((always_inline)) {
-    const uint64_t element = static_cast<uint64_t>(a.rows[e]) * static_cast<uint64_t>(a.stride);
-    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(a.table) + element * sizeof(float));
-  };
-  __builtin_prefetch(row(entry + ahead.line), 0, 2);
-  if constexpr (kVectors * kVectorBytes > 64) {
-    const char* rest = row(entry + ahead.rest);
-    for (int b = 64; b < kVectors * kVectorBytes; b += 64) __builtin_prefetch(rest + b, 0, 2);
-  }
-}
-
-// Adds the first tile of columns of the entry to the sum, and fetches whole rows for all tiles; or adds another tile.
-template <int kVectors, bool kWeighted, class Columns, class R>
-static inline __attribute__((always_inline)) void add_tile(const PoolArguments<float, R>& a, int64_t e,
-                                                           const RowsAhead& ahead, const Columns& columns,
-                                                           typename Columns::V (&sum)[Columns::kCount]) {
-  if (columns.first == 0) fetch_whole<kVectors>(a, e, ahead);
-  typename Columns::V x[Columns::kCount];
-  columns.get(a.table + columns.first + static_cast<int64_t>(a.rows[e]) * a.stride, x);
-  for (int k = 0; k < Columns::kCount; ++k) {
-    if constexpr (kWeighted) x[k] *= a.weights[e];
-    sum[k] += x[k];
-  }
-}
-
-// All bags. Rows are walked once, block by block, and not once for each tile of columns: memory is asked for in one
-// order. The number of vectors is a constant, so that nothing is asked in the loop over bags but what a bag needs.
-template <int kVectors, bool kWeighted, class R>
-static __attribute__((noinline)) void pool_whole(const PoolArguments<float, R>& arguments) {
-  constexpr int kTile = kVectors < kMostVectors ? kVectors : kMostVectors, kTiles = kVectors / kTile;
-  constexpr int kRowBytes = kVectors * kVectorBytes, kLanes = kVectorBytes / static_cast<int>(sizeof(float));
-  using Columns = WholeColumns<float, kVectorBytes, kTile>;
-  using V = typename Columns::V;
-  // A copy, so that the stores cannot alias it: that no function is given which is not inlined.
-  const PoolArguments<float, R> a = arguments;
-  const int64_t last = a.starts[a.bags] > a.fetch_end ? a.starts[a.bags] : a.fetch_end;
-  constexpr int64_t kAhead = 32, kLineAhead = kRowBytes > 64 ? 40 : 32;
-  PartSums<kTile * kLanes> parts[kTiles];
-  for (int64_t b = 0; b < a.bags; ++b) {
-    int64_t begin = a.starts[b];
-    const int64_t end = a.starts[b + 1];
-    if (begin == end) {
-      const int64_t first = b;  // of a run, as in pool_run
-      while (a.out_stride == a.dim && b + 1 < a.bags && a.starts[b + 2] == end) ++b;
-      clear(arguments, first * a.out_stride, (b - first + 1) * a.dim);
-      continue;
-    }
-    if (a.divisors != nullptr && a.divisors[b] == 0.0f) {
-      clear(arguments, b * a.out_stride, a.dim);
-      continue;
-    }
-    // Near the end of all entries less far: one minimum for a bag, not one for an entry.
-    const RowsAhead ahead{std::min(kLineAhead, last - end), std::min(kAhead, last - end)};
-    const auto add = [&](int64_t e, const Columns& columns, V(&sum)[kTile])
-                         __attribute__((always_inline)) { add_tile<kVectors, kWeighted>(a, e, ahead, columns, sum); };
-    const auto put = [&](const Columns& columns, V(&sum)[kTile]) __attribute__((always_inline)) {
-      if (a.divisors != nullptr) {
-        for (int k = 0; k < kTile; ++k) sum[k] /= a.divisors[b];
-      }
-      put_columns(a, b * a.out_stride, columns, sum);
-    };
-    if (end - begin <= kSumBlock) {
-      for (int t = 0; t < kTiles; ++t) {
-        const Columns columns{t * kTile * kLanes};
-        V sum[kTile] = {};
-        for (int64_t e = begin; e < end; ++e) add(e, columns, sum);
-        put(columns, sum);
-      }
-      continue;
-    }
-    const bool one_part = end - begin <= kSumPart;
-    for (int64_t part_end = begin; part_end < end; begin = part_end) {
-      part_end = std::min(begin + kSumPart, end);
-      V blocks[kTiles][kTile] = {};
-      for (; part_end - begin > kSumBlock; begin += kSumBlock) {
-        for (int t = 0; t < kTiles; ++t) {
-          V sum[kTile] = {};
-#pragma GCC unroll kUnrolled
-          for (int64_t e = 0; e < kSumBlock; ++e) add(begin + e, Columns{t * kTile * kLanes}, sum);
-          for (int k = 0; k < kTile; ++k) blocks[t][k] += sum[k];
-        }
-      }
-      for (int t = 0; t < kTiles; ++t) {
-        const Columns columns{t * kTile * kLanes};
-        V sum[kTile] = {};
-        for (int64_t e = begin; e < part_end; ++e) add(e, columns, sum);
-        for (int k = 0; k < kTile; ++k) sum[k] += blocks[t][k];
-        if (!one_part) parts[t].add(sum);
-        if (part_end < end) continue;
-        if (!one_part) parts[t].round(sum);
-        put(columns, sum);
-      }
-    }
-  }
 }
 
 template <bool kWeighted, class T, class R>
 static void pool_rows(const PoolArguments<T, R>& a) {
   if constexpr (std::is_same_v<T, float>) {
-    constexpr int k16 = 64 / kVectorBytes;  // vectors of 16 columns
-    if (a.dim == 16) return pool_whole<k16, kWeighted>(a);
-    if (a.dim == 32) return pool_whole<2 * k16, kWeighted>(a);
-    if (a.dim == 64) return pool_whole<4 * k16, kWeighted>(a);
-    if (a.dim == 128) return pool_whole<8 * k16, kWeighted>(a);
+    const auto pool = [&](auto dim) {
+      constexpr int kDim = decltype(dim)::value;
+      a.near ? pool_run<SumLength::kLong, kWeighted, kDim, true>(a, 0)
+             : pool_run<SumLength::kLong, kWeighted, kDim, false>(a, 0);
+    };
+    if (a.dim == 16) return pool(std::integral_constant<int, 16>{});
+    if (a.dim == 32) return pool(std::integral_constant<int, 32>{});
+    if (a.dim == 64) return pool(std::integral_constant<int, 64>{});
+    if (a.dim == 128) return pool(std::integral_constant<int, 128>{});
   }
   for (int64_t b = 0; b < a.bags;) {
-    b = pool_run<SumLength::kBlock, kWeighted>(a, b);
-    if constexpr (kSumsInBlocks<acc_t<T>>) b = pool_run<SumLength::kLong, kWeighted>(a, b);
+    b = pool_run<SumLength::kBlock, kWeighted, 0, false>(a, b);
+    if constexpr (kSumsInBlocks<acc_t<T>>) b = pool_run<SumLength::kLong, kWeighted, 0, false>(a, b);
   }
 }
 

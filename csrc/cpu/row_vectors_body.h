@@ -221,6 +221,30 @@ static inline __attribute__((always_inline)) void for_columns(int64_t first, int
   if (d < last) rest_of_columns<T, (kVectorBytes > 32 ? 32 : kVectorBytes)>(first, d, last, f);
 }
 
+// ---- Fetches of rows at random places -------------------------------------------------------------------------------
+
+// The bytes of a row that one walk along the rows fetches, for itself and for the walks over other columns that follow.
+// Rows from memory arrive a third sooner so than where one walk fetches and adds them whole.
+static constexpr int64_t kFetchedBytes = 1024;
+
+// What the walk over the columns from `first` on fetches of a row of so many columns.
+template <class T>
+static inline __attribute__((always_inline)) int64_t fetched_bytes(int64_t first, int64_t columns) {
+  const int64_t begin = first * static_cast<int64_t>(sizeof(T)), end = columns * static_cast<int64_t>(sizeof(T));
+  return begin % kFetchedBytes == 0 ? std::min(kFetchedBytes, end - begin) : 0;
+}
+
+// How many rows ahead.
+template <class T>
+static inline __attribute__((always_inline)) int64_t fetched_ahead(int64_t columns) {
+  return columns * static_cast<int64_t>(sizeof(T)) < 256 ? 32 : 40;
+}
+
+// Into the second-level cache: unlike the first, it does not run out of places for what is under way.
+static inline __attribute__((always_inline)) void fetch_later(const char* row, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+}
+
 // ---- Sums of many rows ----------------------------------------------------------------------------------------------
 
 // What loops over bags are made for: sums of at most a block, and longer ones.

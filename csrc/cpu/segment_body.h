@@ -4,14 +4,20 @@
 
 // ---- Reductions -----------------------------------------------------------------------------------------------------
 
-// The row of entry e; the row that comes `ahead` entries later is fetched, if the processor cannot foresee which it is.
-template <class Columns, class Arguments>
-static inline __attribute__((always_inline)) int64_t row_of(const Arguments& a, int64_t e, int64_t last, int64_t ahead,
-                                                            const Columns& columns) {
+// How rows that an order names are fetched: so many entries ahead, and so many bytes by a walk over some columns.
+struct Fetched {
+  int64_t ahead, bytes;
+};
+
+// The row of entry e. A later one is fetched, if the processor cannot foresee which it is.
+template <class Arguments>
+static inline __attribute__((always_inline)) int64_t row_of(const Arguments& a, int64_t e, int64_t first_column,
+                                                            const Fetched& fetched) {
   if (a.order == nullptr) return e;
-  const int64_t later = e + ahead < last ? e + ahead : e;
-  const char* row = reinterpret_cast<const char*>(a.data + a.order[later] * a.dim + columns.first);
-  for (int b = 0; b < Columns::kCount * Columns::kBytes; b += 64) __builtin_prefetch(row + b);
+  if (fetched.bytes > 0) {
+    fetch_later(reinterpret_cast<const char*>(a.data + a.order[e + fetched.ahead] * a.dim + first_column),
+                fetched.bytes);
+  }
   return a.order[e];
 }
 
@@ -74,14 +80,14 @@ static constexpr bool kReducesInBlocks = std::is_same_v<Reducer, Sum> && kSumsIn
 // What the entries [begin, end) come to, at least one, but for the reducer's end.
 template <class Reducer, class T, class Columns>
 static inline __attribute__((always_inline)) void reduce_columns(const ReduceArguments<T>& a, int64_t begin,
-                                                                 int64_t end, int64_t last, int64_t ahead,
+                                                                 int64_t end, const Fetched& fetched,
                                                                  const Columns& columns,
                                                                  typename Columns::V (&total)[Columns::kCount]) {
   typename Columns::V x[Columns::kCount];
-  columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim + columns.first, total);
+  columns.get(a.data + row_of(a, begin, columns.first, fetched) * a.dim + columns.first, total);
   for (int k = 0; k < Columns::kCount; ++k) Reducer::begin(total[k], a.direction);
   for (int64_t e = begin + 1; e < end; ++e) {
-    columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim + columns.first, x);
+    columns.get(a.data + row_of(a, e, columns.first, fetched) * a.dim + columns.first, x);
     for (int k = 0; k < Columns::kCount; ++k) Reducer::add(total[k], x[k], a.direction);
   }
 }
@@ -89,13 +95,13 @@ static inline __attribute__((always_inline)) void reduce_columns(const ReduceArg
 // The sum of at most a part, in blocks (row_loops.h).
 template <class T, class Columns>
 static inline __attribute__((always_inline)) void sum_blocks(const ReduceArguments<T>& a, int64_t begin, int64_t end,
-                                                             int64_t last, int64_t ahead, const Columns& columns,
+                                                             const Fetched& fetched, const Columns& columns,
                                                              typename Columns::V (&total)[Columns::kCount]) {
-  reduce_columns<Sum>(a, begin, std::min(begin + kSumBlock, end), last, ahead, columns, total);
+  reduce_columns<Sum>(a, begin, std::min(begin + kSumBlock, end), fetched, columns, total);
   while (end - begin > kSumBlock) {
     begin += kSumBlock;
     typename Columns::V block[Columns::kCount];
-    reduce_columns<Sum>(a, begin, std::min(begin + kSumBlock, end), last, ahead, columns, block);
+    reduce_columns<Sum>(a, begin, std::min(begin + kSumBlock, end), fetched, columns, block);
     for (int k = 0; k < Columns::kCount; ++k) total[k] += block[k];
   }
 }
@@ -105,7 +111,7 @@ template <SumLength kLength, class Reducer, class T>
 static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& arguments, int64_t b) {
   const ReduceArguments<T> a = arguments;  // a copy, so that the stores cannot alias it
   constexpr int kMost = TSR_ISA_LEVEL == 2 ? 4 : 8;
-  const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
+  const int64_t last = a.starts[a.bags], width = a.last_column - a.first_column, ahead = fetched_ahead<T>(width);
   PartSums<> parts;
   for (; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1];
@@ -118,13 +124,14 @@ static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& ar
     for_columns<T, kMost>(a.first_column, a.last_column, [&](const auto& columns) __attribute__((always_inline)) {
       using Columns = std::decay_t<decltype(columns)>;
       constexpr int kCount = Columns::kCount;
+      const Fetched fetched{std::min(ahead, last - end), fetched_bytes<T>(columns.first - a.first_column, width)};
       typename Columns::V total[kCount];
       if constexpr (kLength == SumLength::kBlock) {
-        reduce_columns<Reducer>(a, begin, end, last, ahead, columns, total);
+        reduce_columns<Reducer>(a, begin, end, fetched, columns, total);
       } else {
         for (int64_t from = begin, to;; from = to) {
           to = std::min(from + kSumPart, end);
-          sum_blocks(a, from, to, last, ahead, columns, total);
+          sum_blocks(a, from, to, fetched, columns, total);
           if (to == end && from == begin) break;
           parts.add(total);
           if (to < end) continue;
@@ -207,7 +214,7 @@ template <template <class, class> class Shares, class T>
 static void reduce_backward(const ReduceBackwardArguments<T>& arguments) {
   using A = acc_t<T>;
   const ReduceBackwardArguments<T> a = arguments;
-  const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
+  const int64_t last = a.starts[a.bags], width = a.last_column - a.first_column, ahead = fetched_ahead<T>(width);
   for (int64_t b = 0; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1];
     if (begin == end) continue;
@@ -215,16 +222,17 @@ static void reduce_backward(const ReduceBackwardArguments<T>& arguments) {
       using Columns = std::decay_t<decltype(columns)>;
       using V = typename Columns::V;
       constexpr int kCount = Columns::kCount;
+      const Fetched fetched{std::min(ahead, last - end), fetched_bytes<T>(columns.first - a.first_column, width)};
       const T* data = a.data + columns.first;
       Shares<V, A> shares[kCount];
       V x[kCount], share[kCount];
-      columns.get(data + row_of(a, begin, last, ahead, columns) * a.dim, x);
+      columns.get(data + row_of(a, begin, columns.first, fetched) * a.dim, x);
       for (int k = 0; k < kCount; ++k) {
         shares[k].direction = a.direction;
         shares[k].begin(x[k]);
       }
       for (int64_t e = begin + 1; e < end; ++e) {
-        columns.get(data + row_of(a, e, last, ahead, columns) * a.dim, x);
+        columns.get(data + row_of(a, e, columns.first, fetched) * a.dim, x);
         for (int k = 0; k < kCount; ++k) shares[k].add(x[k]);
       }
       columns.get(a.grad + b * a.dim + columns.first, share);

@@ -30,7 +30,8 @@ void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, con
   const std::vector<int64_t> ranges = balanced_ranges(offsets, segments, tasks);
   const RowLoops<T, R>& loops = row_loops<T, R>();
   const bool stream = segments * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
-  parallel_dynamic(tasks, workers, [&, stream, offsets, dim, data, out, indices](int64_t, int64_t task) {
+  const bool near = is_near(data_rows, dim * static_cast<int64_t>(sizeof(T)), offsets[segments]);
+  parallel_dynamic(tasks, workers, [&, stream, near, offsets, dim, data, out, indices](int64_t, int64_t task) {
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
     A divisors[kBlockBags];
     for (int64_t s = ranges[static_cast<size_t>(task)]; s < end; s += kBlockBags) {
@@ -44,7 +45,8 @@ void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, con
         }
       }
       loops.pool({data, dim, reinterpret_cast<const R*>(indices), nullptr, offsets + s,
-                  reduction == Reduction::kSum ? nullptr : divisors, bags, out + s * dim, stream});
+                  reduction == Reduction::kSum ? nullptr : divisors, bags, out + s * dim, stream, /*stride=*/0,
+                  /*out_stride=*/0, /*fetch_end=*/offsets[segments], near});
     }
   });
 }

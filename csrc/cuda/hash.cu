@@ -94,16 +94,22 @@ __device__ inline uint64_t hash_wide(uint64_t magnitude, bool negative) {
   return farm_8_to_16(first, last, 16 - before / 8);
 }
 
+// An integer as its magnitude and its sign.
+template <class Bits>
+__device__ inline uint64_t farm_of_magnitude(Bits magnitude, bool negative) {
+  if constexpr (sizeof(Bits) == 8) {
+    if (magnitude >> 32 != 0) return hash_wide(magnitude, negative);
+  }
+  return hash_narrow(static_cast<uint32_t>(magnitude), negative);
+}
+
 template <class T>
 __device__ inline uint64_t hash_of_integer(const FarmHash&, T x) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   bool negative = false;
   if constexpr (std::is_signed_v<T>) negative = x < 0;
   const Bits bits = static_cast<Bits>(x), magnitude = negative ? 0 - bits : bits;
-  if constexpr (sizeof(T) == 8) {
-    if (magnitude >> 32 != 0) return hash_wide(magnitude, negative);
-  }
-  return hash_narrow(static_cast<uint32_t>(magnitude), negative);
+  return farm_of_magnitude(magnitude, negative);
 }
 
 // ---- Any hash -------------------------------------------------------------------------------------------------------
@@ -153,6 +159,133 @@ Tensor to_hash_bucket_cuda(const Tensor& x, int64_t num_buckets) {
   return hash_integers(op, x, MurmurHash(), checked_buckets(op, num_buckets));
 }
 
+// ---- Columns --------------------------------------------------------------------------------------------------------
+
+// Values that a block takes at a time, of one column.
+constexpr int64_t kColumnChunk = 8 * kThreads;
+// A kernel takes its columns as one argument, of which it can have 4 kB.
+constexpr int kColumnsPerLaunch = 60;
+
+// An integer of any dtype, in 64 bits.
+struct AnyInteger {
+  uint64_t bits;
+  bool is_signed;
+
+  template <class T>
+  __device__ static AnyInteger at(const void* values, int64_t i) {
+    const T value = static_cast<const T*>(values)[i];
+    return {static_cast<uint64_t>(static_cast<widened_t<T>>(value)), std::is_signed_v<T>};
+  }
+  __device__ bool is_negative() const { return is_signed && static_cast<int64_t>(bits) < 0; }
+  __device__ uint64_t farm_hash() const {
+    const bool negative = is_negative();
+    return farm_of_magnitude(negative ? ~bits + 1 : bits, negative);
+  }
+};
+
+struct IdColumn {
+  const void* values;
+  int64_t size;
+  int64_t first;        // where its ids begin
+  int64_t first_chunk;  // of the launch's chunks
+  BucketRemainder bucket{1};
+  Missing missing;
+  ScalarType dtype;
+  bool is_hashed;
+
+  __device__ AnyInteger at(int64_t i) const {
+    switch (dtype) {
+      case ScalarType::Byte:
+        return AnyInteger::at<uint8_t>(values, i);
+      case ScalarType::Char:
+        return AnyInteger::at<int8_t>(values, i);
+      case ScalarType::Short:
+        return AnyInteger::at<int16_t>(values, i);
+      case ScalarType::Int:
+        return AnyInteger::at<int32_t>(values, i);
+      case ScalarType::UInt16:
+        return AnyInteger::at<uint16_t>(values, i);
+      case ScalarType::UInt32:
+        return AnyInteger::at<uint32_t>(values, i);
+      case ScalarType::UInt64:
+        return AnyInteger::at<uint64_t>(values, i);
+      default:
+        return AnyInteger::at<int64_t>(values, i);
+    }
+  }
+};
+
+struct IdColumns {
+  IdColumn at[kColumnsPerLaunch];
+  int count = 0;
+
+  // The column of a chunk: the last that begins at it or before.
+  __device__ const IdColumn& of(int64_t chunk) const {
+    int begin = 0, end = count;
+    while (end - begin > 1) {
+      const int middle = (begin + end) / 2;
+      (at[middle].first_chunk <= chunk ? begin : end) = middle;
+    }
+    return at[begin];
+  }
+};
+
+// A block takes a chunk of one column, a thread every kThreads-th value of it. keep may be null.
+__global__ void column_ids_kernel(IdColumns columns, int64_t chunks, int64_t* ids, bool* keep,
+                                  unsigned long long* num_missing) {
+  for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    const IdColumn& column = columns.of(chunk);
+    const int64_t begin = (chunk - column.first_chunk) * kColumnChunk;
+    const int64_t end = begin + kColumnChunk < column.size ? begin + kColumnChunk : column.size;
+    unsigned long long missing = 0;
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+      const AnyInteger value = column.at(i);
+      ids[column.first + i] = column.is_hashed ? column.bucket(value.farm_hash()) : id_of(value.bits, value.is_signed);
+      if (keep == nullptr) continue;
+      const bool gone = value.is_negative() && is_missing(column.missing, static_cast<int64_t>(value.bits));
+      keep[column.first + i] = !gone;
+      missing += gone;
+    }
+    // Few are missing: a sum over the warp first would cost the others more.
+    if (missing > 0) atomicAdd(num_missing, missing);
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor> column_ids_cuda(const std::vector<Tensor>& columns,
+                                                   const std::vector<int64_t>& num_buckets,
+                                                   const std::vector<int64_t>& missing) {
+  const int64_t count = check_column_ids(columns, num_buckets, missing);
+  DeviceCall call("column_ids", columns[0]);
+  const bool marks = can_be_missing(missing);
+  const Tensor ids = call.empty({count}, ScalarType::Long);
+  const Tensor keep = call.empty({marks ? count : 0}, ScalarType::Bool);
+  const Tensor num_missing = call.empty({}, ScalarType::Long);
+  fill_bytes(call.stream(), num_missing.data_ptr(), 0, sizeof(int64_t));
+  IdColumns part;
+  int64_t first = 0, chunks = 0;
+  for (size_t c = 0; c < columns.size(); ++c) {
+    const Tensor& x = columns[c];
+    part.at[part.count++] = {call.data(x),
+                             x.numel(),
+                             first,
+                             chunks,
+                             BucketRemainder(std::max<int64_t>(num_buckets[c], 1)),
+                             static_cast<Missing>(missing[c]),
+                             x.scalar_type(),
+                             num_buckets[c] > 0};
+    first += x.numel();
+    chunks += (x.numel() + kColumnChunk - 1) / kColumnChunk;
+    if (part.count == kColumnsPerLaunch || c + 1 == columns.size()) {
+      launch(call, {std::min(chunks, kMaxBlocks)}, column_ids_kernel, part, chunks,
+             static_cast<int64_t*>(ids.data_ptr()), marks ? static_cast<bool*>(keep.data_ptr()) : nullptr,
+             static_cast<unsigned long long*>(num_missing.data_ptr()));
+      part.count = 0;
+      chunks = 0;
+    }
+  }
+  return {ids, keep, num_missing};
+}
+
 }  // namespace
 }  // namespace tsr
 
@@ -161,4 +294,5 @@ TSR_CUDA_KERNELS(m) {
   TSR_IMPL(m, "to_hash_bucket_fast", &tsr::to_hash_bucket_fast_cuda);
   TSR_IMPL(m, "to_hash_bucket_strong", &tsr::to_hash_bucket_strong_cuda);
   TSR_IMPL(m, "to_hash_bucket", &tsr::to_hash_bucket_cuda);
+  TSR_IMPL(m, "column_ids", &tsr::column_ids_cuda);
 }

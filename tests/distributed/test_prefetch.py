@@ -115,6 +115,26 @@ def test_a_lookup_sends_nothing_but_results(two, device: str, plan: str) -> None
     assert two.run(messages, Case(plan=plan, grad_mode="sparse"), device) == [[1] * 4] * 2
 
 
+def times_read(case: Case, device: str) -> int:
+    """Count how often features are read for four batches that are prefetched."""
+    module, count = sharded_of(case, device), 0
+    read = module._inputs
+
+    def counted(*given: Any, **how: bool) -> Any:
+        nonlocal count
+        count += 1
+        return read(*given, **how)
+
+    module._inputs = counted
+    for batch, ids in distributed.prefetch(batches_of(case, 4, device), module, partial(features_of, case)):
+        look_up(case, module, batch, ids)
+    return count
+
+
+def test_features_are_read_once(two, device: str) -> None:
+    assert two.run(times_read, Case(plan="mixed", grad_mode="sparse"), device) == [4, 4]
+
+
 def both_ways(case: Case, device: str) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Return what ``lookup`` finds for batches that were prefetched, given as mappings, and for the same batches."""
     module, batches = sharded_of(case, device), batches_of(case, 3, device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -48,6 +51,35 @@ def calls_of_a_lookup(plan: Any, training: bool) -> int:
 @pytest.mark.parametrize("plan", ["row_wise", "data_parallel"])
 def test_a_lookup_asks_tables_below_their_class(two: Pool, plan: str, training: bool) -> None:
     assert two.run(calls_of_a_lookup, plan, training) == [0, 0]
+
+
+def frames_of_lookups(plan: str) -> list[int]:
+    """Return how many calls of Python a lookup makes in the package: of a few tables, and of many."""
+    folder, counts = str(Path(distributed.__file__).parent), []
+    for tables in (6, TABLES):
+        configs = [
+            nn.EmbeddingBagConfig(name=f"t{k}", num_embeddings=40, embedding_dim=4, feature_names=[f"f{k}"])
+            for k in range(tables)
+        ]
+        module = distributed.shard(nn.EmbeddingBagCollection(configs, grad_mode="sparse"), plan=plan)
+        features, count = {f"f{k}": IDS for k in range(tables)}, 0
+
+        def seen(frame: FrameType, event: str, _: Any) -> None:
+            nonlocal count
+            count += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+        module(features)
+        sys.setprofile(seen)
+        module(features)
+        sys.setprofile(None)
+        counts.append(count)
+    return counts
+
+
+@pytest.mark.parametrize("plan", ["row_wise", "table_wise", "data_parallel"])
+def test_more_tables_are_no_more_calls(two: Pool, plan: str) -> None:
+    for few, many in two.run(frames_of_lookups, plan):
+        assert many <= few + 2 < 120  # columns of many tables may need a lookup, see Columns
 
 
 def refused(kind: str) -> str:

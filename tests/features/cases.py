@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchsparse_rec import features
 from torchsparse_rec.features import FeatureTransform
@@ -26,3 +30,18 @@ def assert_same(one, other):
     leaves, again = ([y for y in torch.utils._pytree.tree_leaves(x) if y is not None] for x in (one, other))
     assert len(leaves) == len(again)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(leaves, again, strict=True))
+
+
+def operators_of(call: Callable[[], Any]) -> list[str]:
+    """Return the names of the library's operators that a call calls."""
+    names = []
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.namespace == "torchsparse_rec":
+                names.append(function._schema.name.split("::")[1])
+            return function(*args, **(kwargs or {}))
+
+    with Operators():
+        call()
+    return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from features.cases import HASHED, HASHED_INTEGERS, IDENTITY, WORDS, ids_of, rows_of
+from features.cases import HASHED, HASHED_INTEGERS, IDENTITY, WORDS, ids_of, operators_of, rows_of
 
 from torchsparse_rec import JaggedTensor, features, ops
 from torchsparse_rec.features import FeatureTransform
@@ -125,18 +125,23 @@ def test_marks_are_missing_in_fixed_forms_and_values_in_rows():
     ]
 
 
-def test_integers_of_several_columns_are_hashed_in_one_call(monkeypatch):
-    calls = []
-    real = ops.to_hash_bucket_fast
-    monkeypatch.setattr(ops, "to_hash_bucket_fast", lambda x, n: calls.append(x.shape) or real(x, n))
+def test_integers_of_several_columns_are_read_by_one_operator():
+    """Call one operator for all hashed and identity columns, and another for those that share a default."""
     columns = [features.categorical_column_with_hash_bucket(f"c{k}", 50, "int64") for k in range(4)]
     columns.append(features.categorical_column_with_hash_bucket("other", 51, "int64"))
+    columns.append(features.categorical_column_with_identity("id", 100))
+    columns += [features.categorical_column_with_identity(f"d{k}", 100, 7) for k in range(2)]
     batch = {f"c{k}": torch.arange(6).reshape(3, 2) + k for k in range(3)} | {"c3": torch.tensor([-1, 4, 5])}
-    made = FeatureTransform(columns)(batch | {"other": torch.tensor([1, 2, 3])}).sparse
-    assert len(calls) == 2
+    batch |= {key: torch.tensor([1, -2, 300]) for key in ("other", "id", "d0", "d1")}
+    transform = FeatureTransform(columns)
+    assert operators_of(lambda: transform(batch)) == ["column_ids"] * 2
+    made = transform(batch).sparse
     for k in range(3):
-        assert made[f"c{k}"].values().tolist() == real(batch[f"c{k}"].reshape(-1), 50).tolist()
-    assert rows_of(made, "c3") == [[], real(torch.tensor([4]), 50).tolist(), real(torch.tensor([5]), 50).tolist()]
+        assert made[f"c{k}"].values().tolist() == ops.to_hash_bucket_fast(batch[f"c{k}"].reshape(-1), 50).tolist()
+    four, five = ops.to_hash_bucket_fast(torch.tensor([[4], [5]]), 50).tolist()
+    assert rows_of(made, "c3") == [[], four, five]
+    assert made["other"].values().tolist() == ops.to_hash_bucket_fast(batch["other"], 51).tolist()
+    assert rows_of(made, "id") == [[1], [], [300]] and made["d0"].values().tolist() == [1, 7, 7]
 
 
 @pytest.mark.parametrize("dtypes", [("int32", "int64"), ("uint8", "int64"), ("int8", "int16"), ("uint64", "int64")])

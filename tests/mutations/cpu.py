@@ -58,7 +58,7 @@ MUTATIONS = [
         "lookup",
     ),
     Mutation("row_starts.h", "bound", "if (next - id > 1)", "if (next - id > 2)", "lookup"),
-    Mutation("row_loops_body.h", "step", "blocks[t][k] += sum[k];", "blocks[t][k] = sum[k];", "embedding"),
+    Mutation("row_loops_body.h", "step", "blocks[k] += block[k];", "blocks[k] = block[k];", "embedding"),
     Mutation(
         "embedding_collection_weights_backward.cpp",
         "step",

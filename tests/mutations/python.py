@@ -137,15 +137,15 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/_fused.py",
         "stale",
-        "known is not None and (weights is None or are_same(known.weights, weights)):",
+        "known is not None and (weights is None or all(map(is_, known.weights, weights))):",
         "known is not None:",
         "nn",
     ),
     Mutation(
         "torchsparse_rec/optim/_together.py",
         "stale",
-        "            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])\n",
-        "",
+        "            if parameter.dtype is not dtype or parameter.device != device:",
+        "            if False:",
         "optim",
     ),
     Mutation(
@@ -220,9 +220,37 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/_read.py",
         "lock",
-        "        with groups[0].lock():\n",
+        "        with clock.lock:\n",
         "        if True:\n",
         "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_route.py",
+        "stale",
+        "if weight is not known or not weight.requires_grad or weight.dtype is not dtype:",
+        "if weight is not known:",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/grad_mode.py",
+        "stale",
+        "if any(map(is_not, map(self.__dict__.get, _OPTIONS), way.options)):",
+        "if False:",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_prepared.py",
+        "stale",
+        "if not weight.requires_grad or grad_of(weight) is not None:",
+        "if not weight.requires_grad:",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/optim/row_optimizer.py",
+        "stale",
+        "            if all(map(is_, known[1], group.values())):",
+        "            if True:",
+        "optim",
     ),
     Mutation(
         "torchsparse_rec/variable/_tier.py",
@@ -290,8 +318,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/_keys.py",
         "sign",
-        "Asked([keys, occurrences] if self._merge else [keys]",
-        "Asked([keys]",
+        "_asked([keys, occurrences] if self._merge else [keys]",
+        "_asked([keys]",
         "distributed",
     ),
     Mutation(

@@ -58,10 +58,10 @@ def test_a_process_that_was_forked_while_others_read_goes_on(mode: str) -> None:
 def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table(mode: str) -> None:
     table, optimizer = trained(mode)
     refusal = "RuntimeError: a table was being written by another thread when this process was forked from its own"
-    with Held(clock_of(table).writing()):
+    with Held(clock_of(table)):
         for work in (lambda: table(IDS), lambda: table.weight.sum(), lambda: train(table, optimizer, IDS)):
             assert forked(work).startswith(refusal)
-    with clock_of(table).writing():  # this thread is in the forked process too
+    with clock_of(table):  # this thread is in the forked process too
         assert forked(lambda: table(IDS).sum().isfinite().item()) == "True"
     assert forked(lambda: table(IDS).sum().isfinite().item()) == "True"
 

@@ -7,6 +7,7 @@ from devices import cpu_only
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference.hash import farm_hash
+from torchsparse_rec.ops.hash import column_ids
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -225,3 +226,40 @@ def test_errors_of_offsets():
     with raises("bytes must be a uint8 vector, got Char"):
         call([0], text.to(torch.int8))
     assert call([4, 6, 6, 10]).shape == (3,)
+
+
+def test_columns_of_ids_and_of_hashes():
+    """Join columns of several dtypes and layouts in one call, longer than a block and in parts of blocks."""
+    ids, grid = assorted(1300), assorted(600).reshape(20, 30)
+    huge = torch.tensor([2**64 - 1, 2**63, 5], dtype=torch.uint64)
+    columns = [ids[::2], grid.t(), ids[:3].to(torch.int8), huge, huge, grid[:, :1]]
+    made, keep, count = column_ids(columns, [0, 997, 31, 0, 997, 0], [0] * 6)
+    parts = [ids[::2], by_text(grid.t().flatten().tolist(), 997), by_text(columns[2].tolist(), 31)]
+    parts += [torch.tensor([MOST, MOST, 5]), by_text(huge.tolist(), 997), grid[:, 0]]
+    assert torch.equal(made, torch.cat(parts))
+    assert keep.shape == (0,) and count.shape == () and int(count) == 0
+    made[0] += 1
+    assert int(ids[0]) == int(made[0]) - 1
+
+
+def test_missing_values_of_columns():
+    x = torch.tensor([3, -1, -2, 0, -1])
+    made, keep, count = column_ids([x, x, x, x.to(torch.int16), x.view(torch.uint64)], [0, 0, 0, 9, 0], [0, 1, 2, 1, 2])
+    marked = [True, False, True, True, False]
+    assert keep.tolist() == [True] * 5 + marked + [True, False, False, True, False] + marked + [True] * 5
+    assert int(count) == 7 and made[:5].tolist() == x.tolist()
+    # A value that is missing is an id like others.
+    assert made[16].tolist() == farm_hash(b"-1") % 9
+
+
+def test_errors_of_columns():
+    x = torch.tensor([1])
+    with raises("num_buckets and missing must hold one number for each of the 2 columns, got 2 and 1"):
+        column_ids([x, x], [0, 0], [0])
+    with raises("column_ids: columns must have an integer dtype, got Float"):
+        column_ids([x, x.float()], [0, 0], [0, 0])
+    with raises("column_ids: num_buckets must be >= 0, got -3 at position 1"):
+        column_ids([x, x], [0, -3], [0, 0])
+    for bad in (-1, 3):
+        with raises(f"column_ids: missing must be 0, 1 or 2, got {bad} at position 0"):
+            column_ids([x], [0], [bad])

@@ -9,6 +9,7 @@ from samples.compiled_sparse_tensor import COMPILED_SPARSE_TENSORS
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.ops.hash import column_ids
 
 
 def _segments(size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,6 +75,10 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
     ),
     "to_hash_bucket_strong": (lambda x: ops.to_hash_bucket_strong(x, 9, (1, 2)), lambda size: (_segments(size)[1],)),
     "fingerprint64": (ops.fingerprint64, lambda size: (_segments(size)[1],)),
+    "column_ids": (
+        lambda x, y: column_ids([x, y], [1000, 0], [1, 2]),
+        lambda size: (torch.arange(-2, 3 * size), torch.arange(6 * size).reshape(3 * size, 2) - 5),
+    ),
     "cross_hashed": (
         lambda x, values, offsets: ops.cross_hashed([x, (values, offsets)], 1000),
         lambda size: (torch.arange(3 * size), *bags(size)[1:3]),

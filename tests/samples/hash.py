@@ -111,11 +111,37 @@ def cross_samples(operator: str) -> Iterator[Sample]:
     yield sample("part_of_the_values", [(values, torch.tensor([3, 5, 9])), (values, torch.tensor([20, 20, 20]))])
 
 
+def column_samples(operator: str) -> Iterator[Sample]:
+    random = Random(8)
+
+    def sample(name: str, columns: list[tuple[Tensor, int, int]], **flags: bool) -> Sample:
+        return Sample(operator, name, tuple(map(list, zip(*columns, strict=True))), **flags)
+
+    small = [(torch.tensor([3, -1, 0]), 0, 2), (torch.tensor([[7, -1], [-2, 8]], dtype=torch.int32), 10, 1)]
+    yield sample("by_hand", small, representative=True)
+    dtypes = [torch.tensor(extremes(dtype), dtype=dtype) for dtype in INTEGERS]
+    for name, buckets in {"ids": 0, "hashes": 2**61 - 1}.items():
+        for missing in range(3):
+            yield sample(f"{name}_of_every_dtype_{missing}", [(x, buckets, missing) for x in dtypes])
+    numbers = _numbers_of_every_length()
+    yield sample("nothing_is_missing", [(numbers, 0, 0), (numbers, 1000, 0)], representative=True)
+    yield sample("largest_uint64", [(torch.tensor([2**64 - 1, 2**63, 5], dtype=torch.uint64), b, 2) for b in (0, 9)])
+    none = torch.empty(0, 3, dtype=torch.int64)
+    yield sample("empty_columns", [(none, 0, 1), (torch.tensor(5), 7, 1), (none, 5, 0), (none, 0, 2)])
+    yield sample("no_values", [(none, 3, 1)])
+    # More columns than one launch takes, longer than a block, with few negative numbers.
+    lengths = [1 + 700 * (c % 9 == 0) for c in range(130)]
+    columns = [(random.integers(-2, 300, n, dtype=torch.int64), c % 2 * 999, c % 3) for c, n in enumerate(lengths)]
+    yield sample("many_columns", columns)
+    yield sample("long_columns", [(random.integers(-1, 10**6, 5000, dtype=torch.int64), b, 1) for b in (0, 12345)])
+
+
 _HASHES = ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "to_hash_bucket")
 FAMILY = Family(
     samples={
         **dict.fromkeys(_HASHES, integer_hash_samples),
         **dict.fromkeys((f"string_{name}" for name in _HASHES), string_hash_samples),
+        "column_ids": column_samples,
         "cross_hashed": cross_samples,
     },
     read_backs={"cross_hashed": ReadBack("the number of crosses", unless="with matrices alone")},

@@ -13,13 +13,14 @@ from ..nn.plan import Ids, counts_of
 __all__ = ["bad_id", "check_ids", "check_keys", "reordered", "taken", "without"]
 
 
-def check_ids(ids: Ids, features: Sequence[str]) -> None:
+def check_ids(ids: Ids, places: Sequence[int], features: Sequence[str]) -> None:
     """
     Raise ``ValueError`` for offsets or weights with which no lookup can be made.
 
     Args:
         ids: of all features.
-        features: their names.
+        places: the places among them of those that are looked up.
+        features: the names of these.
     """
     if ids.offsets is not None:
         total = sum(ids.bags)
@@ -28,8 +29,9 @@ def check_ids(ids: Ids, features: Sequence[str]) -> None:
         decreases = ids.offsets[1:] < ids.offsets[:-1]
         if bool(decreases.any()):
             bag = int(decreases.nonzero()[0])
+            names = dict(zip(places, features, strict=True))
             raise ValueError(
-                f"{_place(ids, features, bag)}: offsets must not decrease, got {ids.offsets[bag + 1].item()} after "
+                f"{_place(ids, names, bag)}: offsets must not decrease, got {ids.offsets[bag + 1].item()} after "
                 f"{ids.offsets[bag].item()}"
             )
         first, last = int(ids.offsets[0]), int(ids.offsets[-1])
@@ -63,10 +65,10 @@ def check_keys(ids: Ids, features: Mapping[int, str]) -> None:
             raise ValueError(f"feature {name!r}: key {at} must be of the key_dtype, int32, got {int(its[place][at])}")
 
 
-def _place(ids: Ids, features: Sequence[str], bag: int) -> str:
-    for feature, end, bags in zip(features, accumulate(ids.bags), ids.bags, strict=True):
+def _place(ids: Ids, features: Mapping[int, str], bag: int) -> str:
+    for key, (end, bags) in enumerate(zip(accumulate(ids.bags), ids.bags, strict=True)):
         if bag < end:
-            return f"feature {feature!r}: bag {bag - end + bags}"
+            return f"feature {features.get(key, '')!r}: bag {bag - end + bags}"
     return f"bag {bag}"
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..nn.plan import Ids
 from ..ops.route import route_keys
-from ._rows import Asked, Rows
+from ._rows import Rows
 from .blocks import MOST_BLOCKS
+from .exchange import Asked
 
 __all__ = ["Keys", "block_range", "by_block", "is_of_rank"]
 
@@ -48,4 +49,4 @@ class Keys(Rows):
         """Say which keys this rank wants; see :class:`Rows`. All keys are legal."""
         ids, _, starts = self._own_ids(ids, places)
         keys, occurrences, counts, where = route_keys(ids.indices.long(), starts, self.ranks, self._merge)
-        return Asked([keys, occurrences] if self._merge else [keys], counts, ids, where)
+        return self._asked([keys, occurrences] if self._merge else [keys], counts, ids, where)

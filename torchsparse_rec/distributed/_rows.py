@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +15,11 @@ from ..ops.embedding_collection import lookup
 from ..ops.route import route
 from ._ids import bad_id, reordered, taken, without
 from .blocks import Blocks
-from .exchange import LookUp, Place, Sizes
+from .exchange import Asked, LookUp, Place, Sizes
 
 __all__ = ["Rows"]
 
 _SUM = POOLING["sum"]
-
-
-class Asked(NamedTuple):
-    """What a rank asks others for: rows, how many of which table on which rank, and where each id's row will be."""
-
-    parts: list[Tensor]
-    counts: Tensor
-    ids: Ids
-    places: Tensor
 
 
 class Rows:
@@ -66,13 +57,16 @@ class Rows:
         self.tables, self.lookups, self.keys = list(tables), whole.lookups_of(tables), part.keys
         self.dtype, self.dim, self.rank, self.ranks = dtype, part.dims[0], rank, ranks
         self._features = [features[key] for key in part.keys]
-        self._pooled, self._merge, self._copied = pooled, merge, copied
+        self._merge, self._copied = merge, copied
         self._padding = [part.padding[table] for table in part.tables]
+        self._pads = pooled and max(self._padding) >= 0
         # Ids travel segment by segment: a segment is a table or, if each occurrence travels, a lookup.
         self._segments = list(range(len(tables))) if merge else list(part.tables)
         self._sizes = [part.num_embeddings[table] for table in self._segments]
         self._blocks = [1 if copied else Blocks(rows).count for rows in self._sizes]
         self.width = len(self._segments)
+        # The lookups with which segments begin.
+        self._firsts = [part.tables.index(table) for table in self._segments] if merge else list(range(self.width))
         self._own = self._plan_of_own()
 
     def _plan_of_own(self) -> Plan:
@@ -119,25 +113,30 @@ class Rows:
             raise
         if self._copied:
             rows, counted = rows.repeat(self.ranks), counted.expand(self.ranks, -1)
-        return Asked([rows], counted, ids, where)
+        return self._asked([rows], counted, ids, where)
+
+    def _asked(self, parts: list[Tensor], counts: Tensor, ids: Ids, places: Tensor) -> Asked:
+        return Asked(parts, [counts.sum(1).tolist()] * len(parts), counts, ids._replace(indices=places))
 
     def _own_ids(self, ids: Ids, places: Sequence[int]) -> tuple[Ids, list[int], list[int]]:
         """Return the ids of these tables, how many each lookup has, and where each segment begins and the last ends."""
         ids = taken(ids, [places[key] for key in self.keys])
-        if self._pooled:
+        if self._pads:
             ids = without(ids, self._padding)
         counts = counts_of(ids)
         ends = [0, *accumulate(counts)]
-        if not self._merge:
-            return ids, counts, ends
-        firsts = [self.part.tables.index(table) for table in range(len(self.tables))]
-        return ids, counts, [ends[first] for first in firsts] + [ends[-1]]
+        return ids, counts, [*[ends[first] for first in self._firsts], ends[-1]]
 
-    def payload_sizes(self, asked: Asked, came: Tensor) -> list[Sizes]:
+    def read(self, counts: Tensor) -> list[list[int]]:
+        """Return how much each rank asks for of each segment, by the counts that came."""
+        return counts.tolist()  # type: ignore[no-any-return]
+
+    def payload_sizes(self, asked: Asked, came: list[list[int]]) -> list[Sizes]:
         """Return the sizes of the parts of ``asked``."""
-        return [Sizes(asked.counts.sum(1).tolist(), came.sum(1).tolist())] * len(asked.parts)
+        of_ranks = list(map(sum, came))
+        return [Sizes(sent, of_ranks) for sent in asked.sent]
 
-    def answer(self, got: Sequence[Tensor], came: Tensor, look_up: LookUp) -> Tensor:
+    def answer(self, got: Sequence[Tensor], came: list[list[int]], look_up: LookUp) -> Tensor:
         """
         Look up the rows that all ranks want of this one.
 
@@ -149,7 +148,7 @@ class Rows:
         Returns:
             ``[R * D]``: the rows in the order in which they are asked for.
         """
-        counts = came.flatten().tolist()
+        counts = list(chain(*came))
         rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False), *got[1:])
         if self._merge:
             return rows
@@ -157,18 +156,18 @@ class Rows:
         sizes = [counts[key] * self.dim for key in self._own.keys]
         return reordered(rows, sizes, [segment * ranks + rank for rank in range(ranks) for segment in range(width)])
 
-    def answer_sizes(self, asked: Asked, came: Tensor) -> Sizes:
+    def answer_sizes(self, asked: Asked, came: list[list[int]]) -> Sizes:
         """Return the sizes of the answers: from this rank, and to it."""
-        asked_of = (asked.counts.sum(1) * self.dim).tolist()
-        return Sizes((came.sum(1) * self.dim).tolist(), asked_of, self._copied)
+        sent, coming = [[self.dim * count for count in of_ranks] for of_ranks in (map(sum, came), asked.sent[0])]
+        return Sizes(sent, coming, self._copied)
 
-    def results(self, asked: Asked, rows: Tensor, came: Tensor, side_by_side: bool) -> list[tuple[Place, Tensor]]:
+    def results(self, asked: Asked, rows: Tensor, came: Any, side_by_side: bool) -> list[tuple[Place, Tensor]]:
         """Pool rows; return the results ``[B, D]``, or flat, of lookups, each with its place among all."""
         ids, lookups = asked.ids, len(self.lookups)
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights.to(self.dtype)
         result = lookup(
             [rows.view(-1, self.dim)],
-            asked.places,
+            ids.indices,
             ids.offsets,
             weights,
             [0] * lookups,

@@ -1,49 +1,20 @@
-"""What a rank asks of the others in a lookup, and lookups whose ids travel before their step."""
+"""Lookups whose ids travel before their step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..jagged.inputs import as_keyed_jagged_tensor
-from ..nn.collection import Collection
 from ..nn.plan import Ids
 from .exchange import start
 from .ranks import Call
+from .shards import Request, Shards
 
-if TYPE_CHECKING:
-    from .shards import Shards
-
-__all__ = ["Ahead", "Asked", "Turns"]
-
-
-class Asked(BaseException):
-    """
-    What a rank asks of the others. It is raised where a module's forward should end before ids travel.
-
-    Args:
-        call: what the rank does.
-        ids: of its batch.
-        ways: what is asked in each of the ways in which tables are split.
-    """
-
-    def __init__(self, call: Call, ids: Ids, ways: Sequence[Any]) -> None:
-        super().__init__()
-        self.call, self.ids, self.ways = call, ids, ways
-
-    @property
-    def parts(self) -> list[Tensor]:
-        """All that travels."""
-        return [part for way in self.ways for part in way.parts]
-
-    @property
-    def counts(self) -> Tensor:
-        """``[W, K]`` int64 on the host: how much goes to each rank."""
-        return torch.cat([way.counts for way in self.ways], 1)
+__all__ = ["Ahead", "Turns"]
 
 
 @dataclass
@@ -75,8 +46,7 @@ class Ahead:
         status: of this rank.
     """
 
-    asked: Asked
-    told: Tensor
+    request: Request
     got: list[Tensor]
 
     def __init__(
@@ -85,22 +55,19 @@ class Ahead:
         ranks, mode = shards.ranks, "train" if module.training else "eval"
         self._shards, error, details = shards, None, ""
         self._turns, self._turn = turns, -1
-        self._given: tuple[Any, ...] = ()
         counts = torch.zeros(ranks.count, 0, dtype=torch.int64)
         try:
-            self._given = given()
-            if self._given:
-                if isinstance(module, Collection):  # a mapping is made one tensor here, and not again in the step
-                    (x,) = self._given
-                    self._given = (as_keyed_jagged_tensor(x, module._wanted(x), type(module).__name__),)
-                self.asked = shards.ask(module, self._given)
-                weights = self.asked.ids.per_sample_weights
+            arguments = given()
+            if arguments:
+                self.request = shards.request(module, *arguments)
+                weights = self.request.ids.per_sample_weights
                 if weights is not None and weights.requires_grad:
                     raise ValueError(
                         "prefetch: weights must not require a gradient, which comes back in the step alone: look such "
                         "batches up without prefetch"
                     )
-                counts, details = self.asked.counts, self.asked.call.details
+                call, _ = shards.call_of(module, module._stored_weights(), self.request.ids)
+                counts, details = self.request.counts, call.details
         except Exception as raised:
             error = raised
         self._call = Call(shards.name, f"prefetch {turns.number}", mode, details)
@@ -113,15 +80,16 @@ class Ahead:
         Raises:
             The error of the first rank that has one, on all ranks.
         """
-        self.told, statuses = self._headers()
+        self._told, statuses = self._headers()
         return statuses
 
     def send(self) -> None:
         """Begin to send what this rank asks for."""
         ranks = self._shards.ranks
-        with ranks.exchange(self._call):
-            sizes = self._shards.payload_sizes(self.asked, self.told)
-            self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.asked.parts)
+        with ranks:
+            self._came = self._shards.read(self._told)
+            sizes = self._shards.payload_sizes(self.request, self._came)
+            self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.request.parts)
 
     def arrive(self) -> None:
         """Wait for what the others send: this is the next batch to look up."""
@@ -129,13 +97,15 @@ class Ahead:
         self._turn = self._turns.given
         self._turns.given += 1
 
-    def arguments(self, shards: Shards, *others: Any) -> tuple[Any, ...]:
+    def look_up(self, shards: Shards, module: Any, *others: Any, apart: bool = False) -> tuple[Any, Ids, Tensor]:
         """
-        Return the arguments of the module's call.
+        Do what :meth:`Shards.look_up` does.
 
         Args:
             shards: of the module that is called.
+            module: whose tables they are.
             others: arguments of the call beside this one.
+            apart: whether results lie end to end, though they may lie side by side.
 
         Raises:
             ValueError: it was made for another module; it is not the next to be looked up; there are other arguments.
@@ -155,4 +125,8 @@ class Ahead:
                 f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for its results"
             )
         self._turns.looked_up += 1
-        return self._given
+        ids, weights = self.request.ids, module._stored_weights()
+        request = self.request._replace(ids=ids._replace(side_by_side=ids.side_by_side and not apart))
+        call, trained = shards.call_of(module, weights, ids)
+        shards.check(module, weights, trained)
+        return request.x, request.ids, shards.answered(module, call, request, self._came, trained, self.got)

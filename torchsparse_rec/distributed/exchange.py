@@ -10,15 +10,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .ranks import Call, Ranks
+from ..nn.plan import Ids
+from .ranks import Call, Ranks, known_call
 
-__all__ = ["LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
+__all__ = ["Asked", "LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
 # A module's way to look up some of its tables, given a plan of theirs, their numbers, and ids; and, of keys in tables
 # that grow, how often each occurs.
 LookUp = Callable[..., Tensor]
 # Where a result is among all: its lookup, and the first of its columns.
 Place = tuple[int, int]
+
+
+class Asked(NamedTuple):
+    """
+    What a rank asks of others in one of the ways in which tables are split.
+
+    ``parts`` travel; of each, ``sent`` says how many elements go to which rank. ``counts``, ``[W, K]`` int64 on the
+    host, are what headers tell of them. ``ids`` say how results are laid out once they come: their bags and, where rows
+    come, as indices the places of rows.
+    """
+
+    parts: list[Tensor]
+    sent: list[list[int]]
+    counts: Tensor
+    ids: Ids
 
 
 class Sizes(NamedTuple):
@@ -61,6 +77,8 @@ def exchange(
     Returns:
         Vectors of what came, in the order of ranks.
     """
+    if ranks.count == 1 and wire_dtype is None:  # nothing travels
+        return list(parts)
     if anchor is None:
         return start(ranks, group, call, sizes, parts, wire_dtype)()
     ranks.expect_backward()
@@ -110,7 +128,7 @@ class _Exchange(torch.autograd.Function):
     ) -> Any:
         ctx.ranks, ctx.sizes, ctx.factor, ctx.wire_dtype = ranks, sizes, factor, wire_dtype
         ctx.anchor = (anchor.shape, anchor.dtype)
-        ctx.call = Call(call.module, "gradients", call.mode, call.details)
+        ctx.call = known_call(call.module, "gradients", call.mode, call.details)
         ctx.real = [k for k, part in enumerate(parts) if part.is_floating_point()]
         result = start(ranks, group, call, sizes, parts, wire_dtype)()
         result = [x.view_as(x) if x is part else x for x, part in zip(result, parts, strict=True)]

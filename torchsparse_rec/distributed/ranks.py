@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import TracebackType
 from typing import NoReturn
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from .._torch import default_store
 from .agreed import agreed
 
-__all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks"]
+__all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks", "known_call"]
 
 # The words of a header before its counts: sequence, signature, status.
 _WORDS = 3
@@ -50,6 +51,10 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.what} of {self.module} in {self.mode}()" + (f", {self.details}" if self.details else "")
+
+
+# Calls are few, and digests take a while.
+known_call: Callable[[str, str, str, str], Call] = lru_cache(maxsize=256)(Call)
 
 
 class Ranks:
@@ -141,24 +146,24 @@ class Ranks:
 
         def end() -> tuple[Tensor, list[int]]:
             came = coming().to("cpu")
-            if bool((came[:, 2] == _FAILED).any()):
+            said = came[:, :_WORDS].tolist()
+            statuses = [status for _, _, status in said]
+            if _FAILED in statuses:
                 agreed(self.group, None, error)
-            statuses = came[:, 2].tolist()
             # A rank without a batch does not know what the details of its call would be.
-            if ENDED_WITHOUT_EMPTY not in statuses and bool((came[:, :2] != came[self.rank, :2]).any()):
+            if ENDED_WITHOUT_EMPTY not in statuses and any([x[:2] != said[self.rank][:2] for x in said]):
                 self.raise_different(call, number)
             return came[:, _WORDS : _WORDS + width], statuses
 
         return end
 
-    @contextmanager
-    def exchange(self, call: Call) -> Iterator[None]:
-        """Mark this rank as of no more use if it raises between a header and the last message that belongs to it."""
-        try:
-            yield
-        except BaseException as error:
+    def __enter__(self) -> None:
+        """Begin what follows a header, up to the last message that belongs to it."""
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Mark this rank as of no more use if it has raised meanwhile: the others may wait for it."""
+        if error is not None:
             self._broken = error
-            raise
 
     def start(
         self,
@@ -210,7 +215,7 @@ class Ranks:
         self, call: Call, parts: Sequence[Tensor], sent: Sequence[Sequence[int]], came: Sequence[Sequence[int]]
     ) -> list[Tensor]:
         """Send vectors as :meth:`start` does, in a backward; return what came."""
-        with self.exchange(call):
+        with self:
             if self.open > 1:  # which backward comes is not certain: sizes that differ would end the process
                 self.start_headers(self._backward_group, call, torch.zeros(self.count, 0, dtype=torch.int64))()
             self.open -= 1

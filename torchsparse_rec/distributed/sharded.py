@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from .._torch import untraced
-from ..jagged import JaggedTensor, KeyedTensor
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
-from ..nn.collection import Collection
 from ..nn.plan import Ids
-from ..ops.embedding import with_last_offset
+from .ahead import Ahead
 from .shards import NO_GRAPH, Shards
 
 __all__ = [
@@ -32,41 +29,25 @@ class Sharded(Module):
 
     _shards: Shards
 
-
-class _ShardedCollection(Sharded, Collection):
     @untraced(reason=NO_GRAPH)
-    def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
-        return self._shards.look_up(self, places, ids)
+    def _looked_up(self, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
+        """Look up what a call asks for, as all ranks do; return its input, its ids and the results."""
+        if isinstance(given[0], Ahead):
+            self._shards.refuse_export()
+            return given[0].look_up(self._shards, self, *given[1:], **how)
+        return self._shards.look_up(self, *given, **how)
 
 
-class ShardedEmbeddingBagCollection(_ShardedCollection, EmbeddingBagCollection):
+class ShardedEmbeddingBagCollection(Sharded, EmbeddingBagCollection):
     """An :class:`EmbeddingBagCollection` whose tables are split over ranks, made by :func:`shard`."""
 
-    def forward(self, features: Any) -> KeyedTensor:
-        """Look up and pool ``features``, as all ranks do in the same call."""
-        with self._shards.told(self.training, features) as given:
-            return super().forward(*given)
 
-    def lookup(self, features: Any) -> dict[str, Tensor]:
-        """Look up and pool features, which may have different batch sizes, as all ranks do in the same call."""
-        with self._shards.told(self.training, features) as given:
-            return super().lookup(*given)
-
-
-class ShardedEmbeddingCollection(_ShardedCollection, EmbeddingCollection):
+class ShardedEmbeddingCollection(Sharded, EmbeddingCollection):
     """An :class:`EmbeddingCollection` whose tables are split over ranks, made by :func:`shard`."""
-
-    def forward(self, features: Any) -> dict[str, JaggedTensor]:
-        """Look up ``features``, as all ranks do in the same call."""
-        with self._shards.told(self.training, features) as given:
-            return super().forward(*given)
 
 
 class _ShardedTable(Sharded):
     num_embeddings: int
-
-    def _bare_table(self) -> None:
-        """Return None: all ranks take part in each lookup."""
 
     def _num_rows(self) -> int:
         return self.num_embeddings
@@ -78,12 +59,8 @@ class ShardedEmbedding(_ShardedTable, Embedding):
     @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
-        with self._shards.told(self.training, input) as given:
-            return super().forward(*given)
-
-    def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
-        ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
-        return self._shards.look_up(self, [0], ids).view(*input.shape, self.embedding_dim)
+        x, _, rows = self._looked_up(input)
+        return self._output(x, rows.view(-1, self.embedding_dim))
 
 
 class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
@@ -92,14 +69,7 @@ class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
     @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``, as all ranks do in the same call."""
-        with self._shards.told(self.training, input, offsets, per_sample_weights) as given:
-            return super().forward(*given)
-
-    def _look_up(
-        self, weight: Parameter, ids: Tensor, offsets: Tensor, weights: Tensor | None, include_last: bool
-    ) -> Tensor:
-        ends = with_last_offset(offsets, ids.shape[0], include_last)
-        return self._shards.look_up(self, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True))
+        return self._looked_up(input, offsets, per_sample_weights)[2]
 
 
 class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
@@ -116,11 +86,8 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     @untraced(reason=NO_GRAPH)
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
-        with self._shards.told(self.training, input) as given:
-            return super().forward(*given)
-
-    def _look_up(self, ids: Tensor) -> Tensor:
-        return self._shards.look_up(self, [0], Ids(ids, None, None, (len(ids),), False)).view(-1, self.embedding_dim)
+        x, _, rows = self._looked_up(input)
+        return self._output(x, rows.view(-1, self.embedding_dim))
 
 
 SHARDED: dict[type, Any] = {

@@ -5,33 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored
+from .._torch import as_stored, parameters_of_active_ddp
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys
 from ._keys import Keys
 from ._rows import Rows
 from .agreed import agreed
-from .ahead import Ahead, Asked
 from .ddp import check_not_in_ddp
-from .exchange import LookUp, Place, Sizes, exchange, scale_gradient
+from .exchange import Asked, LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
-from .ranks import Call, Ranks
+from .ranks import Call, Ranks, known_call
 from .tables import Table, check_columns, digest, lookups_of
 
-__all__ = ["NO_GRAPH", "Shards", "columns"]
+__all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
 
 NO_GRAPH = (
     "a lookup in tables of several ranks cannot be part of a graph: compile without fullgraph, which leaves it out"
 )
 # Lookups with gradients, after each of which copies of replicated tables are compared.
 _OFTEN = 1000
+
+
+class Request(NamedTuple):
+    """
+    What a rank wants of the others in a call: the call's input, its ids, and what is asked in each way of tables.
+
+    ``parts`` are all that travels, and ``counts``, ``[W, K]`` int64 on the host, say how much goes to each rank.
+    """
+
+    x: Any
+    ids: Ids
+    asked: list[Asked]
+    parts: list[Tensor]
+    counts: Tensor
 
 
 class Shards:
@@ -60,13 +73,12 @@ class Shards:
         self.merge, self.wire_dtype = merge, wire_dtype
         self._copied = [k for k, plan in enumerate(plans) if isinstance(plan, Replicated)]
         self._trained = 0
-        # While a module's forward only says what it will ask for; the exchange that was begun before a call.
-        self._asks = False
-        self._ahead: Ahead | None = None
         self.prefetched = 0  # how many iterators there have been
         self.together: dict[Any, Any] = {}  # what nn.lookup_sparse keeps of calls whose first table is the module's
         whole, features = lookups_of(tables[0].module, tables)
         self._split = [_form(table) for table in tables]
+        self._growing = [k for k, table in enumerate(tables) if table.grows]
+        self._sliced = [k for k, plan in enumerate(plans) if isinstance(plan, ColumnWise)]
         dtypes, pooled = [table.weight.dtype for table in tables], tables[0].pooling is not None
         self._features = features
         short = [k for k, table in enumerate(tables) if table.grows and table.child.key_dtype == torch.int32]
@@ -91,46 +103,34 @@ class Shards:
         for grows, of_way in units.items():
             sent_as = reduce(torch.promote_types, [dtypes[unit.table] for unit in of_way])
             self._ways.append(Bags(whole, sorted(of_way), features, sent_as, *where, grows))
-        self._has_bags, self._grows = bool(units), any(way.grows for way in self._ways)
+        self._widths = [way.width for way in self._ways]
+        self._has_bags = bool(units)
         # Gradients are divided by W. By a power of two that is exact, wherever it is done: where they are shortest. By
         # another number it is done at once, to the gradients of results, as one process would.
         exact = ranks.count & (ranks.count - 1) == 0
         self._at_once, self._on_the_way = (1.0, 1 / ranks.count) if exact else (1 / ranks.count, 1.0)
-        ranks.reserve(sum(way.width for way in self._ways))
+        ranks.reserve(sum(self._widths))
 
     @contextmanager
-    def told(self, training: bool, *given: Any) -> Iterator[tuple[Any, ...]]:
+    def told(self, training: bool) -> Iterator[None]:
         """
         Tell the other ranks of an error that comes before this rank has told them of its lookup: all raise it.
 
         Args:
             training: whether the module trains.
-            given: the arguments of its call, or an :class:`Ahead` in their place.
-
-        Yields:
-            The arguments.
-
-        Raises:
-            RuntimeError: the module is being exported.
         """
-        self.refuse_export()
-        if self._asks:
-            yield given
-            return
-        ranks, before = self.ranks, self.ranks.sequence
+        before = self.ranks.sequence
         try:
-            if isinstance(given[0], Ahead):
-                self._ahead = given[0]
-                given = self._ahead.arguments(self, *given[1:])
-            yield given
+            yield
         except Exception as error:
-            # Of an exchange that was begun before the call only the results are left: no header tells of an error.
-            if self._ahead is None and ranks.sequence == before:
-                call = Call(self.name, "lookup", "train" if training else "eval")
-                ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
+            if self.ranks.sequence == before:
+                self._tell(error, training)
             raise
-        finally:
-            self._ahead = None
+
+    def _tell(self, error: Exception, training: bool) -> None:
+        ranks = self.ranks
+        call = Call(self.name, "lookup", "train" if training else "eval")
+        ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
 
     def refuse_export(self) -> None:
         """Raise ``RuntimeError`` if the module is being exported."""
@@ -140,71 +140,143 @@ class Shards:
                 "of this one: load full_state_dict() into a model of whole tables, and export that"
             )
 
-    def ask(self, module: Any, given: tuple[Any, ...]) -> Asked:
+    def request(self, module: Any, *given: Any, **how: bool) -> Request:
         """
         Say what this rank will want of the others in a call of the module.
 
         Args:
-            module: whose tables they are.
+            module: whose tables they are. Its ``_inputs`` says what a call looks up.
             given: the arguments of the call.
+            how: for ``_inputs``.
 
         Raises:
-            Errors of the arguments.
+            Errors of the arguments, ids, offsets and weights.
         """
-        self._asks = True
-        try:
-            module.forward(*given)
-        except Asked as asked:
-            return asked
-        finally:
-            self._asks = False
-        raise AssertionError
+        x, places, ids = module._inputs(*given, **how)
+        if ids.per_sample_weights is not None:
+            ids = ids._replace(per_sample_weights=scale_gradient(ids.per_sample_weights, 1 / self._at_once))
+        check_ids(ids, places, self._features)
+        if self._short:
+            check_keys(ids, {places[key]: self._features[key] for key in self._short})
+        asked, parts = [], []
+        for way in self._ways:
+            try:
+                asked.append(way.ask(ids, places))
+            except IndexError as error:
+                named = getattr(module, "_bad_id", None)  # of a single table it says where in the call's input it is
+                raise (named and named(x)) or error from None
+            parts += asked[-1].parts
+        counts = asked[0].counts if len(asked) == 1 else torch.cat([each.counts for each in asked], 1)
+        return Request(x, ids, asked, parts, counts)
 
-    def look_up(self, module: Any, places: Sequence[int], ids: Ids) -> Tensor:
+    def call_of(self, module: Any, weights: Sequence[Parameter], ids: Ids) -> tuple[Call, bool]:
         """
-        Return the results of the module's lookups, as on one process. It is called within :meth:`told`.
+        Return what all ranks must do as this one does, and whether the lookup has gradients.
 
         Args:
             module: whose tables they are.
-            places: the place of each feature among the keys of ``ids``.
-            ids: of this rank's batch.
+            weights: the tables' parameters.
+            ids: of the call.
+        """
+        given, training, its = ids.per_sample_weights, module.training, list(weights)
+        others = ""
+        if self._growing:
+            grows = {k: self.tables[k].child for k in self._growing}
+            # In eval() a table that grows has no gradient, unless it is looked up by itself.
+            its = [x for k, x in enumerate(weights) if k not in grows or grows[k].training or grows[k] is module]
+            others = ", ".join([self.tables[k].name for k in grows if grows[k].training is not training])
+        with as_stored():
+            trained = torch.is_grad_enabled() and True in [x.requires_grad for x in its]
+        details = "with gradients" if trained else "without gradients"
+        if given is not None:
+            details += f", weights of {given.dtype}" + (" with gradients" if given.requires_grad else "")
+        if others:
+            details += f", {others} in {'eval' if training else 'train'}()"
+        return known_call(self.name, "lookup", "train" if training else "eval", details), trained
+
+    def check(self, module: Any, weights: Sequence[Parameter], trained: bool) -> None:
+        """
+        Check that the module's tables can be looked up.
+
+        Args:
+            module: whose tables they are.
+            weights: the tables' parameters.
+            trained: whether the lookup has gradients.
 
         Raises:
-            Errors of ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
+            RuntimeError: a table is in a DistributedDataParallel, or is not as ``shard`` made it, or no backward could
+                update it; ValueError: its columns can no longer be split.
         """
-        ranks, given, training = self.ranks, ids.per_sample_weights, module.training
-        weights = [table.weight for table in self.tables]
-        # In eval() a table that grows has no gradient, unless it is looked up by itself.
-        trained = [table for table in self.tables if not table.grows or table.child.training or table.child is module]
         with as_stored():
-            wanted = torch.is_grad_enabled() and any(table.weight.requires_grad for table in trained)
-        details = ["with gradients" if wanted else "without gradients"]
-        if given is not None:
-            details.append(f"weights of {given.dtype}" + (" with gradients" if given.requires_grad else ""))
-            ids = ids._replace(per_sample_weights=scale_gradient(given, 1 / self._at_once))
-        others = [table.name for table in self.tables if table.grows and table.child.training is not training]
-        if others:
-            details.append(f"{', '.join(others)} in {'eval' if training else 'train'}()")
-        call, ahead = Call(self.name, "lookup", "train" if training else "eval", ", ".join(details)), self._ahead
-        if not self._asks:
-            with as_stored():
-                self._check(weights)
-                if training and wanted:
-                    module._check_fused()
-        if ahead is None:
-            names = dict(zip(places, self._features, strict=True))
-            check_ids(ids, [names.get(key, "") for key in range(len(ids.bags))])
-            check_keys(ids, {places[key]: self._features[key] for key in self._short})
-            asked = Asked(call, ids, [way.ask(ids, places) for way in self._ways])
-            if self._asks:
-                raise asked
-            told = ranks.headers(call, asked.counts)
-        else:
-            asked, told = ahead.asked, ahead.told
-        result, failed, open_before = None, None, ranks.open
-        with ranks.exchange(call):
+            if parameters_of_active_ddp():
+                check_not_in_ddp(weights)
+            for table, weight, (grows, shape, dtype, device) in zip(self.tables, weights, self._split, strict=True):
+                its = weight.shape[grows:], weight.dtype, weight.device
+                if its != (shape, dtype, device):
+                    raise RuntimeError(
+                        f"table {table.name!r}: this rank's part must stay as shard() made it, {list(shape)} of "
+                        f"{dtype} on {device}, got {list(its[0])} of {its[1]} on {its[2]}: convert and move a model "
+                        "before shard()"
+                    )
+            for k in self._sliced:  # a norm, or the optimizer, may have been set since
+                table = self.tables[k]
+                check_columns(table.name, self.plans[k], weights[k], table.child.max_norm)
+            if module.training and trained:
+                module._check_fused()
+
+    def look_up(self, module: Any, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
+        """
+        Look up what a call of the module asks for, as all ranks do in the same call.
+
+        Args:
+            module: see :meth:`request`.
+            given: see :meth:`request`.
+            how: see :meth:`request`.
+
+        Returns:
+            The call's input and its ids, as ``_inputs`` gives them, and the results, as on one process.
+
+        Raises:
+            Errors of the arguments, ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
+        """
+        self.refuse_export()
+        try:
+            request, weights = self.request(module, *given, **how), module._stored_weights()
+            call, trained = self.call_of(module, weights, request.ids)
+            self.check(module, weights, trained)
+        except Exception as error:
+            self._tell(error, module.training)
+            raise
+        came = self.read(self.ranks.headers(call, request.counts))
+        return request.x, request.ids, self.answered(module, call, request, came, trained)
+
+    def answered(
+        self,
+        module: Any,
+        call: Call,
+        request: Request,
+        came: list[Any],
+        trained: bool,
+        got: list[Tensor] | None = None,
+    ) -> Tensor:
+        """
+        Return the results of what all ranks ask for.
+
+        Args:
+            module: whose tables they are.
+            call: what this rank does.
+            request: of this rank.
+            came: what the others want in each way of tables.
+            trained: whether the lookup has gradients.
+            got: what the others have sent before the call. None: it travels now.
+
+        Raises:
+            RuntimeError: see :class:`Ranks`; errors of tables that grow, of whichever rank.
+        """
+        ranks, result, failed, open_before = self.ranks, None, None, self.ranks.open
+        with ranks:
             try:
-                result = self._exchanged(call, ids, asked, told, wanted, module._look_up_tables)
+                result = self._exchanged(call, request, came, trained, module._look_up_tables, got)
             except _Failed as error:  # all ranks know of it, and none waits for another
                 failed = error
         if failed is not None:
@@ -212,15 +284,15 @@ class Shards:
             agreed(ranks.group, None, failed.error)
             ranks.raise_different(call, ranks.sequence)
         assert result is not None
-        if wanted:  # and in whichever mode: of batches that were prefetched ranks may not know each other's
+        if trained:  # and in whichever mode: of batches that were prefetched ranks may not know each other's
             self._trained += 1
             if self._copied and self._trained % _OFTEN == 0:
-                self._check_copies(weights)
-        return scale_gradient(result, self._at_once)
+                self._check_copies()
+        return result if self._at_once == 1 else scale_gradient(result, self._at_once)
 
-    def _check_copies(self, weights: Sequence[Parameter]) -> None:
+    def _check_copies(self) -> None:
         """Raise ``RuntimeError``, on all ranks, if the copies of a replicated table differ."""
-        said = agreed(self.ranks.group, [digest(weights[k]) for k in self._copied])
+        said = agreed(self.ranks.group, [digest(self.tables[k].weight) for k in self._copied])
         for rank, its in enumerate(said):
             for k, mine, other in zip(self._copied, said[0], its, strict=True):
                 if mine != other:
@@ -229,51 +301,43 @@ class Shards:
                         "one of them was written otherwise than by training; load a checkpoint on all ranks"
                     )
 
-    def _check(self, weights: Sequence[Parameter]) -> None:
-        check_not_in_ddp(weights)
-        for table, plan, weight, split in zip(self.tables, self.plans, weights, self._split, strict=True):
-            form = _form(table)
-            if form != split:
-                raise RuntimeError(
-                    f"table {table.name!r}: this rank's part must stay as shard() made it, {list(split[0])} of "
-                    f"{split[1]} on {split[2]}, got {list(form[0])} of {form[1]} on {form[2]}: convert and move a "
-                    "model before shard()"
-                )
-            check_columns(table.name, plan, weight, table.child.max_norm)  # it may have been set since
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
         way_out = (
             "call torchsparse_rec.distributed.save(folder, module, optimizer)"
-            if self._grows
+            if self._growing
             else "save its state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
         )
         raise TypeError(
             f"{self.name}: a module whose tables are split over ranks cannot be copied or pickled: {way_out}"
         )
 
-    def payload_sizes(self, asked: Asked, told: Tensor) -> list[Sizes]:
-        """Return the sizes of what is asked of others, in the order of ``asked.parts``."""
-        came = told.split([way.width for way in self._ways], 1)
-        return [
-            size for way, a, c in zip(self._ways, asked.ways, came, strict=True) for size in way.payload_sizes(a, c)
-        ]
+    def read(self, told: Tensor) -> list[Any]:
+        """Return what the others want in each way of tables, by their headers."""
+        return [way.read(counts) for way, counts in zip(self._ways, told.split(self._widths, 1), strict=True)]
 
-    def _exchanged(self, call: Call, ids: Ids, all_asked: Asked, told: Tensor, wanted: bool, look_up: LookUp) -> Tensor:
-        ranks, ways, asked, ahead = self.ranks, self._ways, all_asked.ways, self._ahead
-        came = told.split([way.width for way in ways], 1)
+    def payload_sizes(self, request: Request, came: Sequence[Any]) -> list[Sizes]:
+        """Return the sizes of what is asked of others, in the order of ``request.parts``."""
+        sizes: list[Sizes] = []
+        for way, a, c in zip(self._ways, request.asked, came, strict=True):
+            sizes += way.payload_sizes(a, c)
+        return sizes
+
+    def _exchanged(
+        self, call: Call, request: Request, came: list[Any], trained: bool, look_up: LookUp, got: list[Tensor] | None
+    ) -> Tensor:
+        ranks, ways, ids, asked = self.ranks, self._ways, request.ids, request.asked
+        group = ranks.group if got is None else ranks.ahead_results
         travels = False
-        if ahead is None:
+        if got is None:
             # Weights travel with bags alone, and their gradients back.
             weights = ids.per_sample_weights if self._has_bags and torch.is_grad_enabled() else None
             travels = weights is not None and weights.requires_grad
             anchor = self._leaf() if travels else None
-            sizes = self.payload_sizes(all_asked, told)
-            got = exchange(ranks, ranks.group, call, sizes, all_asked.parts, anchor, 1 / self._on_the_way)
-        else:
-            got = ahead.got
+            sizes = self.payload_sizes(request, came)
+            got = exchange(ranks, group, call, sizes, request.parts, anchor, 1 / self._on_the_way)
         # All ranks go back through both exchanges, or none through any.
-        anchor = got[-1] if travels else self._leaf() if wanted else None
+        anchor = got[-1] if travels else self._leaf() if trained else None
         answer_sizes = [way.answer_sizes(a, c) for way, a, c in zip(ways, asked, came, strict=True)]
         answers, at, failed = [], 0, None
         for way, a, c, sizes_of_answer in zip(ways, asked, came, answer_sizes, strict=True):
@@ -286,14 +350,13 @@ class Shards:
                 failed = error
                 answers.append(torch.zeros(sum(sizes_of_answer.sent), dtype=way.dtype, device=ranks.device))
             at += len(a.parts)
-        if self._grows:
+        if self._growing:
             # And what this rank does, as the header of a batch that was prefetched tells the mode of that time.
             word = call.signature if failed is None else 0
             answers.append(torch.full((ranks.count,), word, dtype=torch.int64, device=ranks.device))
             answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
-        group = ranks.group if ahead is None else ranks.ahead_results
         values = exchange(ranks, group, call, answer_sizes, answers, anchor, self._on_the_way, self.wire_dtype)
-        if self._grows and bool((values.pop() != call.signature).any()):
+        if self._growing and bool((values.pop() != call.signature).any()):
             raise _Failed(failed)
         found: list[tuple[Place, Tensor]] = []
         for way, a, c, value in zip(ways, asked, came, values, strict=True):
@@ -319,10 +382,10 @@ class _Failed(Exception):
         self.error = error
 
 
-def _form(table: Table) -> tuple[torch.Size, torch.dtype, torch.device]:
-    """Return what must stay of a part: its shape, but for the rows of a table that grows, dtype and device."""
+def _form(table: Table) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
+    """Return what must stay of a part: whether it grows, its shape, but for rows that come and go, dtype and device."""
     weight = table.weight
-    return weight.shape[table.grows :], weight.dtype, weight.device
+    return table.grows, weight.shape[table.grows :], weight.dtype, weight.device
 
 
 def columns(plan: TableWise | ColumnWise, dim: int) -> list[tuple[int, tuple[int, int]]]:

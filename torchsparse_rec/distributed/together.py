@@ -49,7 +49,8 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
     known = [_modules.get(id(weight_of(given))) for given in params if part_of(given) is not None]
     teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
     first = teller._shards
-    with first.told(teller.training, None):
+    first.refuse_export()
+    with first.told(teller.training):
         check_lengths(params, indices, combiners, sp_weights)
         modules = [_module_of(given, k) for k, given in enumerate(params)]
         for k, module in enumerate(modules):
@@ -67,10 +68,7 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
             call = Call(name, "first lookup", "train" if teller.training else "eval")
             first.ranks.headers(call, torch.zeros(first.ranks.count, 0, dtype=torch.int64))
             first.together[key] = _Together(name, tables, [_module_of(owner, 0) for owner in tables.owners])
-    found = first.together[key]
-    with found.shards.told(found.training, None):
-        ids, _ = ids_of(indices, sp_weights)
-        return found.look_up(ids)  # type: ignore[no-any-return]
+    return first.together[key].look_up(indices, sp_weights)  # type: ignore[no-any-return]
 
 
 def _module_of(given: Any, k: int) -> Any:
@@ -122,11 +120,18 @@ class _Together:
         """Whether one of the modules trains."""
         return any(module.training for module in self._modules)
 
-    def look_up(self, ids: Ids) -> list[Tensor]:
+    def look_up(self, indices: Any, sp_weights: Any) -> list[Tensor]:
         """Return ``[B, D]`` for each lookup."""
-        result = self.shards.look_up(self, range(len(ids.bags)), ids)
+        _, ids, result = self.shards.look_up(self, indices, sp_weights)
         parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
+
+    def _stored_weights(self) -> list[Parameter]:
+        return [module._stored_weight() for module in self._modules]
+
+    def _inputs(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
+        ids, _ = ids_of(indices, sp_weights)
+        return None, range(len(ids.bags)), ids
 
     def _check_fused(self) -> None:
         for owner in self._tables.owners:

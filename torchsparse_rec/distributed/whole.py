@@ -138,7 +138,7 @@ def _streamed(part: Tensor, kept: Kept, ranks: Ranks, call: Call, place: _Place)
     each = [Kept(kept.rows, kept.dim, kept.plan, rank, ranks.count) for rank in range(ranks.count)]
     blocks = kept.blocks.count
     step = max(1, _BYTES // (blocks * kept.dim * part.element_size()))
-    with ranks.exchange(call):
+    with ranks:
         for begin in range(0, kept.blocks.places, step):
             places = begin, min(begin + step, kept.blocks.places)
             rows = places[0] * blocks, min(places[1] * blocks, kept.rows)

@@ -101,9 +101,7 @@ class Evaluation:
         if values.dtype == torch.uint64:
             # Beyond int64 an id is too large for every table; wrapped, it would count as negative and be left out.
             ids = torch.where(ids < 0, 2**63 - 1, ids)
-        if column.default_value is None:
-            return ids
-        return torch.where((ids < 0) | (ids >= column.number_buckets), column.default_value, ids)
+        return with_default(column, ids)
 
     def present(self, raw: Raw) -> Tensor | None:
         """Return a mask of the values that are not missing; None: none is missing."""
@@ -246,6 +244,13 @@ class Evaluation:
         # One more place, for ids that do not count. Sums are in the order of the ids, on every device.
         sums = ops.unsorted_segment_sum(weights.to(torch.float32), places, ids.batch * width + 1)
         return sums[:-1].reshape(ids.batch, width)
+
+
+def with_default(column: Any, ids: Tensor) -> Tensor:
+    """Replace the ids that an identity column's default stands for; return other columns' ids as they are."""
+    if not isinstance(column, IdentityCategoricalColumn) or column.default_value is None:
+        return ids
+    return torch.where((ids < 0) | (ids >= column.number_buckets), column.default_value, ids)
 
 
 def prunes(column: CategoricalColumn) -> bool:

@@ -1,40 +1,93 @@
-"""Groups of features evaluated in one call: integers of several columns that hash alike, or that are ids already."""
+"""Groups of features evaluated in one call: integers of several columns that are hashed, or that are ids already."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..jagged import KeyedJaggedTensor
+from ..ops.hash import column_ids
 from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
-from ._evaluate import Evaluation, prunes
-from ._ids import Assembler, Ids, has_negative
+from ._evaluate import Evaluation, prunes, with_default
+from ._ids import Assembler, Ids, Layout
 from ._tables import Feature
 from .raw import Raw
 
-#: Features that are evaluated together. If there are several, their columns only differ in the raw feature.
-Group = list[Feature]
+
+@dataclass
+class _Schema:
+    """What the columns of a group are like, and what follows from it."""
+
+    batch: int
+    layouts: list[Layout]
+    #: For each column which values are missing, as ``column_ids`` numbers them.
+    missing: list[int]
+    #: All that this depends on, if the columns are tensors that need no conversion.
+    facts: tuple | None = None
+
+
+class Group:
+    """Features that are evaluated together. If there are several, their columns are of integers."""
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        self.features = features
+        self._names = [getattr(feature.column, "key", "") for feature in features]
+        self._buckets = [getattr(feature.column, "hash_bucket_size", 0) for feature in features]
+        self._known: _Schema | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None}
+
+    def ids(self, evaluation: Evaluation, kind: str) -> Ids:
+        """Return the ids of the features, one after the other."""
+        if len(self.features) == 1:
+            column = self.features[0].column
+            return evaluation.steps(column) if kind == "sequence" else evaluation.ids(column)
+        columns, schema, there = self._read(evaluation)
+        ids, keep, num_missing = column_ids(columns, self._buckets, schema.missing)
+        if any(schema.missing) and (ids.device.type != "cpu" or torch.compiler.is_compiling() or bool(num_missing)):
+            # On CUDA a mask costs less than waiting for the number.
+            there = keep if there is None else keep & there
+        return Ids(with_default(self.features[0].column, ids), schema.batch, schema.layouts, there)
+
+    def _read(self, evaluation: Evaluation) -> tuple[list[Tensor], _Schema, Tensor | None]:
+        """Return the columns' values, what they are like, and a mask that is false for nulls; None: there are none."""
+        batch, drops = evaluation.batch, evaluation.drops_missing
+        given = None if torch.compiler.is_compiling() else batch.tensors(self._names)
+        facts, known = None, self._known  # read once: other threads may replace it meanwhile
+        if given is not None:
+            facts = drops, batch.device, [(x.dtype, x.shape, x.device, x.layout) for x in given]
+            if known is not None and facts == known.facts and batch.has_examples(self._names[0], known.batch):
+                return given, known, None
+        raws = [evaluation.raw_for(feature.column) for feature in self.features]
+        missing = [_missing(x.column, raw, drops) for x, raw in zip(self.features, raws, strict=True)]
+        schema = _Schema(raws[0].batch, [(raw.width, raw.offsets) for raw in raws], missing)
+        if given is not None and all(x.device == batch.device for x in given):
+            schema.facts = facts
+            self._known = schema
+        values: list[Any] = [raw.values for raw in raws]
+        return values, schema, _there(raws, batch.device)
 
 
 def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
     """Group features, in the order of each group's first; without ``merge`` each feature is a group."""
-    found: dict[Any, Group] = {}
+    found: dict[Any, list[Feature]] = {}
     for feature in features:
         kind = _kind(feature.column) if merge else None
         found.setdefault(feature.key if kind is None else kind, []).append(feature)
-    return list(found.values())
+    return [Group(group) for group in found.values()]
 
 
 def _kind(column: Any) -> tuple | None:
     """Return the properties that columns of one group share; None: the column is a group by itself."""
     if isinstance(column, HashedCategoricalColumn) and column.dtype != "string":
-        return ("hash", column.hash_bucket_size)
+        return (None,)
     if isinstance(column, IdentityCategoricalColumn):
-        return ("identity",) if column.default_value is None else ("identity", column.num_buckets, column.default_value)
+        return (None,) if column.default_value is None else (column.num_buckets, column.default_value)
     return None
 
 
@@ -45,56 +98,27 @@ def evaluate_groups(
     pieces: list[Ids] = []
     dropped: list[Tensor | None] = []
     for group in groups:
-        merged = _merged(evaluation, group) if len(group) > 1 else None
-        ids_of = evaluation.steps if kind == "sequence" else evaluation.ids
-        made = [ids_of(feature.column) for feature in group] if merged is None else [merged]
-        for k, ids in enumerate(made):
-            if kind == "weighted" and ids.weights is None:
-                ids = replace(ids, weights=torch.ones_like(ids.values, dtype=torch.float32))
-            pieces.append(ids)
-            weights = ids.weights if group[k].drops_weights else None
-            dropped.append(None if weights is None else ~(weights > 0))
+        ids = group.ids(evaluation, kind)
+        if kind == "weighted" and ids.weights is None:
+            ids = replace(ids, weights=torch.ones_like(ids.values, dtype=torch.float32))
+        pieces.append(ids)
+        weights = ids.weights if group.features[0].drops_weights else None
+        dropped.append(None if weights is None else ~(weights > 0))
     return assembler(pieces, dropped)
 
 
-def _merged(evaluation: Evaluation, group: Group) -> Ids | None:
-    """Evaluate a group by one call on the integers of all its features; return None if no dtype holds them all."""
-    raws = [evaluation.raw_for(feature.column) for feature in group]
-    column = group[0].column
-    values = _concatenated([raw.values for raw in raws], isinstance(column, IdentityCategoricalColumn))  # type: ignore[misc]
-    if values is None:
-        return None
-    prune = prunes(column) and evaluation.drops_missing
-    # In identity columns without a default, -1 for a missing value is dropped with all negative ids.
-    marks = evaluation.drops_missing and not prune and values.dtype.is_signed and has_negative(values)
-    ids = evaluation.ids_of(column, values)
-    layouts = [(raw.width, raw.offsets) for raw in raws]
-    return Ids(ids, raws[0].batch, layouts, _present(raws, values, marks), prune=prune)
+def _missing(column: Any, raw: Raw, drops: bool) -> int:
+    """Return which values of a column of integers are missing: 0 none, 1 those that are -1, 2 negative ones."""
+    assert isinstance(raw.values, Tensor)
+    if not drops or not raw.values.dtype.is_signed:
+        return 0
+    # An identity column without a default has no ids for negative numbers. Rows of any length have no mark.
+    return 2 if prunes(column) else 0 if raw.width is None else 1
 
 
-def _present(raws: Sequence[Raw], values: Tensor, marks: bool) -> Tensor | None:
-    """Return a mask of the values that are neither null nor, in columns of fixed width, -1; None: none is missing."""
+def _there(raws: Sequence[Raw], device: torch.device) -> Tensor | None:
+    """Return a mask that is false for nulls; None: there are none."""
     if all(raw.valid is None for raw in raws):
-        if not marks:
-            return None
-        if all(raw.offsets is None for raw in raws):
-            return values != -1
-    masks = [raw.present() if marks else raw.valid for raw in raws]
-    return torch.cat(
-        [
-            torch.ones(raw.count(), dtype=torch.bool, device=values.device) if mask is None else mask
-            for raw, mask in zip(raws, masks, strict=True)
-        ]
-    )
-
-
-def _concatenated(values: list[Tensor], to_int64: bool) -> Tensor | None:
-    """Concatenate integers in one dtype; return None if no dtype holds them all, or -1 would not stay -1."""
-    dtypes = {x.dtype for x in values}
-    if len(dtypes) == 1:
-        return torch.cat(values)
-    if torch.uint64 in dtypes or not all(x.is_signed for x in dtypes):
         return None
-    if to_int64:
-        return torch.cat([x.to(torch.int64) for x in values])
-    return torch.cat(values)
+    masks = [torch.ones(x.count(), dtype=torch.bool, device=device) if x.valid is None else x.valid for x in raws]
+    return torch.cat(masks)

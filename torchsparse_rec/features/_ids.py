@@ -142,7 +142,7 @@ class Assembler:
         batch, device = pieces[0].batch, pieces[0].values.device
         masks = [_mask(piece, without) for piece, without in zip(pieces, dropped, strict=True)]
         layouts = [layout for x in pieces for layout in x.layouts]
-        widths = tuple(width for width, offsets in layouts if offsets is None)
+        widths = tuple([width for width, offsets in layouts if offsets is None])
         if len(widths) < len(layouts):
             offsets = lengths_to_offsets(torch.cat([x.lengths() for x in pieces]))
         else:

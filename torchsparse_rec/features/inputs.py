@@ -37,8 +37,10 @@ class Batch:
                 "FeatureTransform: batch must be a mapping from features to columns, such as dict(frame), or a pyarrow "
                 f"RecordBatch, got {type(batch).__name__}"
             )
-        self._device = device
+        self.device = device
         self._raw: dict[str, Raw] = {}
+        #: The feature that was read first, and its number of examples.
+        self._first: tuple[str, int] | None = None
 
     def raw(self, name: str, column: str | None = None, shaped: bool = False) -> Raw:
         """Return a raw column on the device; unless ``shaped``, raise ``ValueError`` for more than two dimensions."""
@@ -49,11 +51,12 @@ class Batch:
                 raise ValueError(
                     f"batch must have every feature, got none named {name!r}{wanted}: {list(self._columns)}"
                 )
-            found = self._raw[name] = read_raw(self._columns[name], name).to(self._device)
-            first = next(iter(self._raw.values()))
-            if found.batch != first.batch:
+            found = self._raw[name] = read_raw(self._columns[name], name).to(self.device)
+            if not self.has_examples(name, found.batch):
+                assert self._first is not None
+                first, count = self._first
                 raise ValueError(
-                    f"batch: columns must have the same number of examples, got {first.batch} in {first.name!r} and "
+                    f"batch: columns must have the same number of examples, got {count} in {first!r} and "
                     f"{found.batch} in {name!r}"
                 )
         if not shaped and found.shape is not None and len(found.shape) > 1:
@@ -62,6 +65,21 @@ class Batch:
                 f"{[found.batch, *found.shape]}"
             )
         return found
+
+    def tensors(self, names: Sequence[str]) -> list[Tensor] | None:
+        """Return columns as they were given; None unless all are tensors of torch's own class, and none is nested."""
+        # Other mappings may make a value whenever they are asked.
+        if type(self._columns) is not dict or not all(map(self._columns.__contains__, names)):
+            return None
+        found = [self._columns[name] for name in names]
+        # Nothing can be asked of the sizes of a nested tensor.
+        return found if set(map(type, found)) == {Tensor} and not any([x.is_nested for x in found]) else None
+
+    def has_examples(self, name: str, count: int) -> bool:
+        """Say whether a feature of so many examples fits those that were read before."""
+        if self._first is None:
+            self._first = name, count
+        return self._first[1] == count
 
 
 def read_raw(x: Any, name: str) -> Raw:

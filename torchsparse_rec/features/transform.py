@@ -152,7 +152,7 @@ class FeatureTransform(torch.nn.Module):
             kind: groups_of(features, kind == "sparse") for kind, features in self._tables.features.items()
         }
         self._assemblers = {
-            kind: Assembler([feature.key for group in groups for feature in group])
+            kind: Assembler([feature.key for group in groups for feature in group.features])
             for kind, groups in self._groups.items()
         }
         dense = [x for x in self.columns if isinstance(x, DenseColumn)]

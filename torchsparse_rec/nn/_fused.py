@@ -16,24 +16,25 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .._torch import (
     as_stored,
     at_end_of_backward,
     bare_apply,
     current_backward,
+    grad_of,
     is_in_ddp,
     is_reached,
     is_seen,
     is_wrapped,
     node_of,
+    set_grad_enabled,
 )
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
@@ -42,19 +43,21 @@ from ..tables.table import (
     SECOND_BACKWARD,
     Gradient,
     Table,
-    any_grad,
-    are_same,
-    changes,
-    is_any_collecting,
     table_of,
     writing,
 )
+from ._prepared import Prepared, prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import have_hooks
 from .plan import Ids, Plan
 
+if TYPE_CHECKING:
+    from ._owner import FusedOwner
+
 _lock = threading.RLock()
 _lookups = itertools.count()
+# Lookups of one table that await their backward, from which on some are looked at whether they still do.
+_MANY = 64
 
 
 def _after_fork() -> None:
@@ -76,14 +79,16 @@ class FusedLookups:
 
     Args:
         plan: the lookups.
-        weights: a function that returns the tables as they are stored, or None once their module is gone.
+        module: whose tables they are. It may be gone when a backward comes.
+        numbers: of these tables among the module's.
         leaf: the tensor on which the lookups depend in place of the tables.
     """
 
-    def __init__(self, plan: Plan, weights: Callable[[], list[Parameter] | None], leaf: Tensor) -> None:
+    def __init__(self, plan: Plan, module: FusedOwner, numbers: tuple[int, ...], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
-        self._weights = weights
+        self._module, self._numbers = weakref.ref(module), numbers
         self._node: Any = None
+        self.prepared: Prepared | None = None
         self._tables: TableSet | None = None
         # The arguments of the last _by_optimizer() and what it found for them.
         self._optimizers: tuple[int, TableSet, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
@@ -91,23 +96,32 @@ class FusedLookups:
     def __call__(self, ids: Ids, training: bool) -> Tensor:
         """Return the result of a lookup."""
         if torch.is_grad_enabled():
-            apply = _Fused.apply if is_seen() or is_wrapped(ids.indices) else _bare
+            apply = _Fused.apply if is_seen() or is_wrapped(ids.indices) else fused_bare
             return apply(self.leaf, *ids, self, training)  # type: ignore[no-any-return]
         return read(self.plan, self.tables(), ids)[0]
 
     def tables(self) -> TableSet:
         """Return the tables, as they are stored now."""
-        weights, known = self._weights(), self._tables
-        if known is not None and (weights is None or are_same(known.weights, weights)):
-            return known.refresh()
+        module, known = self._module(), self._tables
+        weights = None if module is None else module._stored_weights()
+        if weights is not None and len(weights) != len(self._numbers):
+            weights = [weights[k] for k in self._numbers]
+        if known is not None and (weights is None or all(map(is_, known.weights, weights))):
+            return known if known.changes == Table.changes else known.refresh()
         assert weights is not None
-        self._tables = TableSet(weights)
+        self._tables, self.prepared = TableSet(weights), None
         return self._tables
 
     def expect(self, tables: TableSet, alive: Callable[[], Any]) -> int:
         """Return a new number for a lookup, whose backward can come as long as ``alive()`` is true."""
         number = next(_lookups)
-        _outstanding.add(number, alive, tables)
+        with _lock:
+            for table in tables.tables:
+                awaited = table.awaited
+                awaited[number] = alive
+                # Many may be of outputs that were dropped, with no backward since.
+                if len(awaited) >= _MANY and not len(awaited) & (len(awaited) - 1):
+                    _forget_expired(awaited)
         return number
 
     def check(self, tables: TableSet) -> None:
@@ -118,12 +132,17 @@ class FusedLookups:
             RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
                 or is in a DistributedDataParallel: these need a gradient, which fused lookups never give.
         """
-        wanted = [weight.requires_grad for weight in tables.weights]
-        for _, weights in self._by_optimizer(tables, wanted):
-            if any_grad(weights):
-                raise RuntimeError(_HAS_GRAD)
-            if have_hooks(weights):
-                raise RuntimeError(_HAS_HOOKS)
+        wanted, wrong = [], None
+        for weight in tables.weights:  # one loop: each lookup asks it of each table
+            wanted.append(weight.requires_grad)
+            if weight.requires_grad:
+                if grad_of(weight) is not None:
+                    wrong = _HAS_GRAD
+                elif (weight._backward_hooks or weight._post_accumulate_grad_hooks) and have_hooks([weight]):
+                    wrong = wrong or _HAS_HOOKS
+        self._by_optimizer(tables, wanted)
+        if wrong is not None:
+            raise RuntimeError(wrong)
         # That a part of a table is left out of it, its module has checked.
         if is_in_ddp() and any(table.part is None for table in tables.tables):
             raise RuntimeError(_IN_DDP)
@@ -131,13 +150,13 @@ class FusedLookups:
     def _by_optimizer(self, tables: TableSet, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
-        if known is None or known[:3] != (changes(), tables, wanted):
+        if known is None or known[:3] != (Table.changes, tables, wanted):
             found: dict[int, tuple[weakref.ref[RowOptimizer] | None, list[Tensor]]] = {}
             for table, weight, want in zip(tables.tables, tables.weights, wanted, strict=True):
                 if want:
                     reference = table.optimizer_reference
                     found.setdefault(id(reference), (reference, []))[1].append(weight)
-            known = self._optimizers = (changes(), tables, wanted, list(found.values()))
+            known = self._optimizers = (Table.changes, tables, wanted, list(found.values()))
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
@@ -156,15 +175,19 @@ class FusedLookups:
     def finish(self, number: int, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """Update the tables in the backward of a lookup. Grad mode must be off."""
         with _lock, as_stored():
-            wanted = [weight.requires_grad for weight in tables.weights]
-            awaited = _outstanding.remove(number, tables)
+            wanted, alone = [], []
+            for weight, table in zip(tables.weights, tables.tables, strict=True):
+                want, awaited = weight.requires_grad, table.awaited
+                awaited.pop(number, None)
+                if awaited:
+                    _forget_expired(awaited)
+                wanted.append(want)
+                alone.append(want and not awaited and table.collected is None)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
-            elif not awaited and not is_any_collecting():  # the usual case, without asking each table
-                alone = wanted
-            else:
-                both = zip(wanted, tables.tables, strict=True)
-                alone = [want and table not in awaited and table.collected is None for want, table in both]
+            if all(alone) and self.prepared is not None and self.prepared.tables is tables:
+                if self.prepared.step(self.plan, grad, ids, argmax):
+                    return
             if any(alone):
                 self._update(tables, grad, ids, argmax, alone)
             if alone != wanted:
@@ -179,10 +202,12 @@ class FusedLookups:
         """Update tables in one pass from the gradient of the result."""
         for optimizer, parameters in self._by_optimizer(tables, wanted):
             with writing(parameters):
-                for group in optimizer.begin_step(parameters, in_backward=True):
-                    with group.clock.writing():
+                groups = optimizer.begin_step(parameters, in_backward=True)
+                for group in groups:
+                    with group.clock:
                         self._update_group(tables, group, grad, ids, argmax)
-                        optimizer.end_step([group])
+                        optimizer.end_step(group)
+            self.prepared = prepared(tables, optimizer, groups)
 
     def _update_group(self, tables: TableSet, group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         wanted = [True] * len(tables.weights)
@@ -220,35 +245,11 @@ class FusedLookups:
                     optimizer.step_tables(gradients, in_backward=True)
 
 
-class _Outstanding:
-    """The lookups whose backward can still come, by number, with their tables."""
-
-    def __init__(self) -> None:
-        self._lookups: dict[int, tuple[Callable[[], Any], frozenset[Table]]] = {}
-        self._most = 64
-
-    def add(self, number: int, alive: Callable[[], Any], tables: TableSet) -> None:
-        """Expect the backward of a lookup, as long as ``alive()`` is true."""
-        with _lock:
-            if len(self._lookups) >= self._most:  # many may be of outputs that were dropped, with no backward since
-                self._forget_expired()
-                self._most = max(64, 2 * len(self._lookups))
-            self._lookups[number] = (alive, tables.members)
-
-    def remove(self, number: int, tables: TableSet) -> set[Table]:
-        """Remove a lookup whose backward has come; return all tables of lookups that share a table with it."""
-        self._lookups.pop(number, None)
-        self._forget_expired()
-        others = [its for _, its in self._lookups.values() if not its.isdisjoint(tables.members)]
-        return set().union(*others)
-
-    def _forget_expired(self) -> None:
-        for number, (alive, _) in list(self._lookups.items()):
-            if not alive():
-                del self._lookups[number]
-
-
-_outstanding = _Outstanding()
+def _forget_expired(awaited: dict[int, Callable[[], Any]]) -> None:
+    """Forget the lookups whose backward can no longer come."""
+    for number, alive in list(awaited.items()):
+        if not alive():
+            del awaited[number]
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -282,8 +283,8 @@ _IN_DDP = (
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, training):
-        tables = owner.tables()
-        if training:
+        tables, known = owner.tables(), owner.prepared
+        if training and (known is None or known.tables is not tables or not known.holds() or is_in_ddp()):
             owner.check(tables)
         output, argmax = read(owner.plan, tables, Ids(indices, offsets, per_sample_weights, bags, side_by_side))
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
@@ -299,16 +300,20 @@ class _Fused(torch.autograd.Function):
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         owner, bags, side_by_side, number = ctx.call
         ids, weights_grad = Ids(indices, offsets, per_sample_weights, bags, side_by_side), None
-        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+        records = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        try:
             tables = owner.tables()
             if ctx.needs_input_grad[3]:
                 check_unchanged(tables.weights, ctx.versions)
                 weights_grad = weights_gradient(owner.plan, tables, ids, grad, output)
             if owner.is_wanted():
                 owner.finish(number, tables, grad, ids, argmax)
+        finally:
+            set_grad_enabled(records)
         if weights_grad is not None:
             weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, owner.leaf)
         return None, None, None, weights_grad, None, None, None, None
 
 
-_bare = bare_apply(_Fused)
+fused_bare = bare_apply(_Fused)

@@ -55,6 +55,13 @@ def nested_like(input: Tensor, rows: Tensor) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(rows, **where)
 
 
+def rows_like(input: Tensor, rows: Tensor) -> Tensor:
+    """Return one row for each id of ``input``, ``[N, D]``, in the shape of ``input``."""
+    ids: Tensor = input.values() if input.is_nested else input
+    rows = rows.reshape(*ids.shape, rows.shape[-1])
+    return nested_like(input, rows) if input.is_nested else rows
+
+
 def check_ids(module: str, input: Tensor) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``input`` is a tensor of int32 or int64."""
     if not isinstance(input, Tensor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import load_hooks, untraced
-from ..tables.stale import StaleParameter, flush_read
+from .._torch import is_seen, load_hooks, untraced
+from ..tables.stale import StaleParameter, are_trained, flush_read
 from ..tables.table import are_same, table_of
 from ..typing import GradMode
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._read import TableSet
+from ._route import Way
 from .plan import NO_LOOKUPS, Ids, Plan
 
 
@@ -93,6 +93,7 @@ class FusedOwner(torch.nn.Module):
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
+    _last_way: Way | None
     _known_tables: dict[tuple[int, ...], TableSet]
     _leaf: Tensor
     _number: int
@@ -134,16 +135,7 @@ class FusedOwner(torch.nn.Module):
             return self._last_fused[2]
         found = self._fused.get((plan, tables))
         if found is None:
-            owner = weakref.ref(self)
-
-            def weights() -> list[Parameter] | None:
-                module = owner()
-                if module is None:
-                    return None
-                stored = module._stored_weights()
-                return stored if len(tables) == len(stored) else [stored[k] for k in tables]
-
-            found = self._fused[plan, tables] = FusedLookups(plan, weights, self._leaf)
+            found = self._fused[plan, tables] = FusedLookups(plan, self, tables, self._leaf)
         self._last_fused = (plan, tables, found)
         return found
 
@@ -155,9 +147,21 @@ class FusedOwner(torch.nn.Module):
             known = self._known_tables[key] = TableSet(weights)
         return known
 
+    def _keep_way(
+        self, options: Sequence[Any], plan: Plan, kind: str, tables: Sequence[int], weights: list[Parameter]
+    ) -> None:
+        """Keep the way that a lookup has just gone, if the next one may go it without asking for more than it says."""
+        if self._grad_mode == "auto" or not torch.is_grad_enabled() or is_seen() or not are_trained(weights):
+            return
+        its = self._table_set(tables, weights)
+        if kind == "fused":
+            self._last_way = Way(options, plan, kind, self._fused_lookups(plan, tuple(tables)), its)
+        elif its.is_stale():
+            self._last_way = Way(options, plan, kind, None, its)
+
     def _forget_lookups(self) -> None:
         """Drop what is kept of past lookups: the tables may be other ones, or on another device."""
-        self._fused, self._last_fused, self._known_tables = {}, None, {}
+        self._fused, self._last_fused, self._last_way, self._known_tables = {}, None, None, {}
         if self._may_fuse():
             with torch.inference_mode(False):  # a leaf of inference mode has no node, and no backward reaches it
                 self._leaf = torch.zeros((), device=self._stored_weights()[0].device, requires_grad=True)
@@ -183,7 +187,7 @@ class FusedOwner(torch.nn.Module):
         """Return the module's state for copies and pickles, without what refers to this module's own tables."""
         parent = getattr(super(), "__getstate__", None)
         state = self.__dict__.copy() if parent is None else dict(parent())
-        for name in ("_fused", "_last_fused", "_known_tables", "_leaf"):
+        for name in ("_fused", "_last_fused", "_last_way", "_known_tables", "_leaf"):
             state.pop(name, None)
         return state
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, below_autograd, is_seen, version_of
+from .._torch import as_stored, bare_apply, below_autograd, is_seen, is_wrapped, set_grad_enabled, version_of
 from ..ops.autograd import final
 from ..ops.embedding import coo_tensor
 from ..ops.embedding_collection import tell
-from ..tables.table import Rows, Table, changes, table_of
+from ..tables.table import Rows, Table, table_of
 from .gradients import CoalescedMark, coalesced_mark
 from .plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
 
@@ -45,10 +45,11 @@ class ReadGroup(NamedTuple):
     def missed(self) -> Missed:
         """Return the arguments that bring the rows up to date, or ``NOTHING_MISSED`` if none is stale."""
         clock = self.clock
-        if clock is None or all(rows.current == clock.step for rows in self.all_rows):
-            return NOTHING_MISSED
-        rest = (clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base)
-        return Missed(self.states, self.last_steps, *rest)
+        for rows in self.all_rows:
+            if rows.current != clock.step:  # type: ignore[union-attr]
+                rest = clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base  # type: ignore[union-attr]
+                return Missed(self.states, self.last_steps, *rest)
+        return NOTHING_MISSED
 
 
 class TableSet:
@@ -61,21 +62,26 @@ class TableSet:
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.weights = list(weights)
-        self._changes = -1
+        self.changes = -1
         # Which tables have a gradient, and their marks.
         self._marks: tuple[list[bool], list[CoalescedMark | None]] | None = None
         self.refresh()
 
     def is_stale(self) -> bool:
         """Say whether a row of one of the tables may be stale."""
-        return any(group.missed() is not NOTHING_MISSED for group in self.refresh()._groups)
+        if self.changes != Table.changes:
+            self.refresh()
+        for group in self.kept:
+            for rows in group.all_rows:
+                if rows.current != rows.clock.step:
+                    return True
+        return False
 
     def refresh(self) -> TableSet:
         """Regroup the tables if their optimizers, clocks or states have changed; return the object."""
-        if self._changes == changes():
+        if self.changes == Table.changes:
             return self
         self.tables = [owned_table(weight) for weight in self.weights]
-        self.members = frozenset(self.tables)
         # Tables without a clock and tables whose weights their clock does not move form one group.
         found: dict[Clock | None, ReadGroup] = {}
         for k, table in enumerate(self.tables):
@@ -87,30 +93,41 @@ class TableSet:
                 group.all_rows.append(rows)
                 group.states.extend(rows.states)
                 group.last_steps.append(rows.last_step)
-        self._changes, self._groups, self._marks = changes(), list(found.values()), None
+        self.changes, self.kept, self._marks = Table.changes, list(found.values()), None
         return self
 
     def marks(self) -> list[CoalescedMark | None]:
         """Return each table's :func:`coalesced_mark`, looked for once until a table changes."""
-        trained = [weight.requires_grad for weight in self.weights]
-        known = self.refresh()._marks
+        if self.changes != Table.changes:
+            self.refresh()
+        trained = []
+        for weight in self.weights:
+            trained.append(weight.requires_grad)
+        known = self._marks
         if known is None or known[0] != trained:
             known = self._marks = trained, [coalesced_mark(weight) for weight in self.weights]
         return known[1]
 
     def groups(self) -> list[ReadGroup]:
         """Return the tables in groups, each of which one call reads."""
-        groups = self.refresh()._groups
-        if len(groups) == 1 or self.is_stale():
-            return groups
+        if self.changes != Table.changes:
+            self.refresh()
+        if len(self.kept) == 1 or self.is_stale():
+            return self.kept
         return [ReadGroup(None, list(range(len(self.tables))), [], [], [])]
 
 
 def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
     """Look up rows, brought up to date, without a gradient; return results and argmax."""
-    groups, weights = tables.groups(), tables.weights
+    weights = tables.weights
+    groups = tables.kept
+    if tables.changes != Table.changes or len(groups) > 1:
+        groups = tables.groups()
     if len(groups) == 1:
-        with groups[0].lock():
+        clock = groups[0].clock
+        if clock is None:
+            return plan.forward(weights, ids)
+        with clock.lock:
             return plan.forward(weights, ids, groups[0].missed())
     outputs, winners = [], []
     for group in groups:
@@ -207,7 +224,9 @@ class _StaleLookup(torch.autograd.Function):
         wanted = list(ctx.needs_input_grad[8:])
         grads: list[Tensor | None] = [None] * len(wanted)
         if any(wanted):
-            with torch.no_grad():
+            records = torch.is_grad_enabled()
+            set_grad_enabled(False)
+            try:
                 if ctx.kind != "sparse":
                     made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
                 elif is_seen():
@@ -217,14 +236,19 @@ class _StaleLookup(torch.autograd.Function):
                     with below_autograd():
                         made = plan.gradient("coo", grad, ids, argmax, wanted)
                     tell(ctx.marks, made)
+            finally:
+                set_grad_enabled(records)
             of = [grad] if per_sample_weights is None else [grad, per_sample_weights]
-            grads = [
-                final("the gradient of a table", x, *of) if want else None for x, want in zip(made, wanted, strict=True)
-            ]
+            for k, want in enumerate(wanted):
+                if want:
+                    grads[k] = final("the gradient of a table", made[k], *of) if records else made[k]
         return None, None, None, None, None, None, None, weights_grad, *grads
+
+
+stale_bare = bare_apply(_StaleLookup)
 
 
 def look_up_stale(plan: Plan, kind: str, tables: TableSet, ids: Ids) -> Tensor:
     """Return the result of a lookup that gives its tables gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
-    inputs = (*ids[:3], *tables.weights)
-    return _StaleLookup.apply(plan, kind, ids.bags, ids.side_by_side, tables, *inputs)  # type: ignore[no-any-return]
+    apply = _StaleLookup.apply if is_seen() or is_wrapped(ids.indices) else stale_bare
+    return apply(plan, kind, ids.bags, ids.side_by_side, tables, *ids[:3], *tables.weights)  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, untraced
+from .._torch import as_stored, is_seen, untraced
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
@@ -104,6 +104,8 @@ class Collection(HasGradMode):
     """
 
     _children: str
+    # What a call looks up: its features as one tensor, the place of each of the collection's among them, and their ids.
+    _inputs: Callable[..., tuple[KeyedJaggedTensor, list[int], Ids]]
 
     def __init__(
         self,
@@ -198,12 +200,25 @@ class Collection(HasGradMode):
 
     # ---- Lookups ----------------------------------------------------------------------------------------------------
 
+    def _looked_up(self, features: Any, **how: bool) -> tuple[KeyedJaggedTensor, Ids, Tensor]:
+        """Look up a call's features; return them as one tensor, their ids, and the results of all lookups."""
+        x, places, ids = self._inputs(features, **how)
+        # Only tables that grow need the lengths: to read them back from a device takes time.
+        return x, ids, self._look_up(places, ids, x.length_per_key() if self._growing else None)
+
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
         if not self._growing:
             plan, weights = self._plan(places), self._stored_weights()
+            way = None if is_seen() else self._last_way  # a compiler must not depend on it
+            if way is not None and way.plan is plan and way.is_of(weights, ids.indices, ids.per_sample_weights):
+                return way.look_up(*ids, self.training)
             with as_stored():
-                return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids))
+                kinds = self._kinds(plan, weights, ids)
+                result = self._look_up_rows(plan, weights, ids, kinds)
+                if kinds.count(kinds[0]) == len(kinds) and not self._clips:
+                    self._keep_way((), plan, kinds[0], range(len(weights)), weights)
+                return result
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return growing_untraced(self._look_up, places, ids, lengths)  # type: ignore[no-any-return]
         assert lengths is not None

@@ -13,7 +13,8 @@ from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ..typing import GradMode
-from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, renormalise
+from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, renormalise, rows_like
+from ._route import Way
 from .grad_mode import GradModeMixin, forward_untraced
 from .plan import Ids
 
@@ -119,26 +120,48 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         weight = self._bare_table()
         if weight is not None and type(input) is Tensor and input.dtype in ID_DTYPES:
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
-        check_ids("Embedding", input)
-        if input.is_nested:
-            return nested_like(input, self(input.values()))
-        weight = self._stored_weight()
-        if torch.compiler.is_compiling():
-            if self._is_untraceable(weight, input.numel()):
-                return forward_untraced(self, input)
-            with as_stored():
-                return self._look_up(weight, input)
+        way = self._way_again(input)
+        if way is None:
+            check_ids("Embedding", input)
+            if input.is_nested:
+                return nested_like(input, self(input.values()))
+            if torch.compiler.is_compiling():
+                weight = self._stored_weight()
+                if self._is_untraceable(weight, input.numel()):
+                    return forward_untraced(self, input)
+                with as_stored():
+                    return self._look_up(weight, input)
         try:
+            if way is not None:
+                return self._look_up_again(way, input)
+            weight = self._stored_weight()
             if type(weight) is StaleParameter:
                 with as_stored():
                     return self._look_up(weight, input)
             return self._look_up(weight, input)
         except IndexError:
-            raise (bad_id("Embedding", input, self._num_rows()) or sys.exc_info()[1]) from None  # type: ignore[misc]
+            raise (self._bad_id(input) or sys.exc_info()[1]) from None  # type: ignore[misc]
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
         def __call__(self, input: Tensor) -> Tensor: ...
+
+    def _look_up_again(self, way: Way, input: Tensor) -> Tensor:
+        # Of a small lookup a view that changes nothing is a tenth, in the forward and again in the backward.
+        flat = input if input.dim() == 1 else input.reshape(-1)
+        rows = way.look_up(flat, None, None, (flat.shape[0],), True, self.training)
+        return rows if flat is input else rows.view(*input.shape, rows.shape[1])
+
+    def _bad_id(self, input: Tensor) -> IndexError | None:
+        return bad_id("Embedding", input.values() if input.is_nested else input, self._num_rows())
+
+    def _inputs(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
+        """Return a call's input, the place of its only feature, and the ids, for a lookup in tables over ranks."""
+        check_ids("Embedding", input)
+        ids = input.values() if input.is_nested else input
+        return input, [0], Ids(ids.reshape(-1), None, None, (ids.numel(),), False)
+
+    _output = staticmethod(rows_like)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind = self._gradient_kind(weight, input.numel())
@@ -148,7 +171,6 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
         if self._is_plain(weight, kind):
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
-        # Of a small lookup a view that changes nothing is a tenth, in the forward and again in the backward.
         count = input.numel()
         ids = Ids(input if input.dim() == 1 else input.reshape(-1), None, None, (count,), True)
         rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)

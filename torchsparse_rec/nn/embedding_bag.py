@@ -148,25 +148,36 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         if weight is not None and per_sample_weights is None and type(input) is type(offsets) is Tensor:
             if input.dim() == offsets.dim() == 1 and input.dtype in ID_DTYPES:
                 return self._look_up_bare(weight, input, offsets)
-        check_ids("EmbeddingBag", input)
-        check_shapes(input, offsets, per_sample_weights)
         bags = self._bags(input, offsets, per_sample_weights)
+        way = self._way_again(bags[0], bags[2])
         weight = self._stored_weight()
-        if torch.compiler.is_compiling():
+        if way is None and torch.compiler.is_compiling():
             if self._is_untraceable(weight, bags[0].shape[0]):
                 return forward_untraced(self, input, offsets, per_sample_weights)
             with as_stored():
                 return self._look_up(weight, *bags)
         try:
+            if way is not None:
+                ids, offsets, weights, include_last = bags
+                ends = with_last_offset(offsets, ids.shape[0], include_last)
+                return way.look_up(ids, ends, weights, (ends.shape[0] - 1,), True, self.training)
             if type(weight) is StaleParameter:
                 with as_stored():
                     return self._look_up(weight, *bags)
             return self._look_up(weight, *bags)
         except IndexError:
-            error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, self._num_rows())
-            if error is None:
-                raise
-            raise error from None
+            raise (self._bad_id(input) or sys.exc_info()[1]) from None  # type: ignore[misc]
+
+    def _bad_id(self, input: Tensor) -> IndexError | None:
+        return bad_id("EmbeddingBag", input.values() if input.is_nested else input, self._num_rows())
+
+    def _inputs(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> tuple[Tensor, list[int], Ids]:
+        """Return a call's input, the place of its only feature, and the ids, for a lookup in tables over ranks."""
+        ids, starts, weights, include_last = self._bags(input, offsets, per_sample_weights)
+        ends = with_last_offset(starts, ids.shape[0], include_last)
+        return input, [0], Ids(ids, ends, weights, (ends.shape[0] - 1,), True)
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
@@ -205,6 +216,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Return the ids in one row, where their bags start, their weights, and whether the end is among the starts."""
+        check_ids("EmbeddingBag", input)
+        check_shapes(input, offsets, per_sample_weights)
         if offsets is not None:
             return input, offsets, per_sample_weights, self.include_last_offset
         if input.is_nested:

@@ -95,29 +95,7 @@ class EmbeddingBagCollection(Collection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Look up and pool ``features``; see the class."""
-        self._refuse_tracing()
-        x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
-        bags = x.stride_per_key()
-        places = self._places(x)
-        names, widths = self._names, self._widths
-        if bags.count(bags[places[0]]) == len(bags) or all(bags[place] == bags[places[0]] for place in places):
-            values = self._look_up(places, self._ids(x, bags, True), self._lengths(x))
-            if values.shape[1] != self._width:
-                raise RuntimeError(
-                    f"{type(self).__name__}: the tables must have the embedding_dims of their configs, {self._width} "
-                    f"together, got {values.shape[1]}"
-                )
-            return KeyedTensor._build({"values": values}, self._form)
-        inverse = x.inverse_indices_or_none()
-        if inverse is None:
-            raise ValueError(
-                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes "
-                f"{bags}; lookup() takes features of different batch sizes"
-            )
-        rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
-        pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False), self._lengths(x)))
-        whole = [part.index_select(0, rows[key]) for part, key in zip(pooled, self._lookup_features, strict=True)]
-        return KeyedTensor(names, widths, torch.cat(whole, 1))
+        return self._output(*self._looked_up(features))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
@@ -133,22 +111,42 @@ class EmbeddingBagCollection(Collection):
         Returns:
             A dict from names to tensors ``[B, dim]``, with the feature's own batch size B.
         """
+        x, ids, result = self._looked_up(features, apart=True)
+        return dict(zip(self._names, self._split(x, ids, result), strict=True))
+
+    def _inputs(self, features: Any, apart: bool = False) -> tuple[KeyedJaggedTensor, list[int], Ids]:
+        """See :class:`Collection`. With ``apart`` results lie end to end, and batch sizes may differ."""
         self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
-        bags = x.stride_per_key()
-        result = self._look_up(self._places(x), self._ids(x, bags, False), self._lengths(x))
-        return dict(zip(self._names, self._split(x, bags, result), strict=True))
+        bags, places = x.stride_per_key(), self._places(x)
+        first = bags[places[0]]
+        side_by_side = not apart and (bags.count(first) == len(bags) or all(bags[place] == first for place in places))
+        if not (side_by_side or apart) and x.inverse_indices_or_none() is None:
+            raise ValueError(
+                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes "
+                f"{bags}; lookup() takes features of different batch sizes"
+            )
+        weights = x.weights() if self._is_weighted else None
+        return x, places, Ids(x.values(), x.offsets(), weights, bags, side_by_side)
 
-    def _lengths(self, x: KeyedJaggedTensor) -> list[int] | None:
-        # None where no table grows: to read the lengths back from a device takes time.
-        return x.length_per_key() if self._growing else None
+    def _output(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> KeyedTensor:
+        """Return the module's output, made of what :meth:`_looked_up` returns."""
+        if ids.side_by_side:
+            if result.shape[1] != self._width:
+                raise RuntimeError(
+                    f"{type(self).__name__}: the tables must have the embedding_dims of their configs, {self._width} "
+                    f"together, got {result.shape[1]}"
+                )
+            return KeyedTensor._build({"values": result}, self._form)
+        inverse = x.inverse_indices()
+        rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
+        pooled = zip(self._split(x, ids, result), self._lookup_features, strict=True)
+        whole = [part.index_select(0, rows[key]) for part, key in pooled]
+        return KeyedTensor(self._names, self._widths, torch.cat(whole, 1))
 
-    def _ids(self, x: KeyedJaggedTensor, bags: list[int], side_by_side: bool) -> Ids:
-        return Ids(x.values(), x.offsets(), x.weights() if self._is_weighted else None, bags, side_by_side)
-
-    def _split(self, x: KeyedJaggedTensor, bags: list[int], result: Tensor) -> list[Tensor]:
+    def _split(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> list[Tensor]:
         place = x.index_per_key()
-        counts = [bags[place[feature]] for feature in self._lookup_features]
+        counts = [ids.bags[place[feature]] for feature in self._lookup_features]
         parts = result.split([count * width for count, width in zip(counts, self._widths, strict=True)])
         return [part.reshape(count, width) for part, count, width in zip(parts, counts, self._widths, strict=True)]
 
@@ -204,24 +202,30 @@ class EmbeddingCollection(Collection):
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Look up ``features``; see the class."""
+        return self._output(*self._looked_up(features))
+
+    if TYPE_CHECKING:  # a call of torch's modules gives Any
+
+        def __call__(self, features: Any) -> dict[str, JaggedTensor]: ...
+
+    def _inputs(self, features: Any) -> tuple[KeyedJaggedTensor, list[int], Ids]:
+        """See :class:`Collection`."""
         self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
-        counts = x.length_per_key()
-        result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False), counts)
+        return x, self._places(x), Ids(x.values(), None, None, x.length_per_key(), False)
+
+    def _output(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> dict[str, JaggedTensor]:
+        """Return the module's output, made of what :meth:`_looked_up` returns."""
         place, by_feature = x.index_per_key(), x.to_dict()
         sizes = [
-            counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)
+            ids.bags[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)
         ]
         rows = {}
         for name, feature, width, part in zip(
             self._names, self._lookup_features, self._widths, result.split(sizes), strict=True
         ):
-            ids = by_feature[feature]
+            its = by_feature[feature]
             rows[name] = JaggedTensor(
-                part.reshape(-1, width), ids.values() if self._need_indices else None, lengths=ids.lengths()
+                part.reshape(-1, width), its.values() if self._need_indices else None, lengths=its.lengths()
             )
         return rows
-
-    if TYPE_CHECKING:  # a call of torch's modules gives Any
-
-        def __call__(self, features: Any) -> dict[str, JaggedTensor]: ...

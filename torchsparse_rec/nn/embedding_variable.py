@@ -13,12 +13,12 @@ from .. import ops
 from .._reduction import SUM
 from .._torch import any_in_fsdp, as_stored, is_copied_to_average, is_in_ddp, is_run_again
 from ..tables.growing import GrowingRows
-from ..tables.table import changes, is_growing_stale, table_of
+from ..tables.table import Table, is_growing_stale, table_of
 from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows, begin
 from ._keyed_checkpoints import KeyedCheckpoints
-from ._lookup import check_ids, growing_untraced, look_up, nested_like
+from ._lookup import check_ids, growing_untraced, look_up, rows_like
 from ._read import TableSet, read
 from .auto import AutoChoice
 from .plan import Ids, Plan
@@ -93,15 +93,21 @@ class EmbeddingVariable(KeyedCheckpoints):
             return self._look_up_in_program(input)
         if torch.compiler.is_compiling():
             return growing_untraced(self.forward, input)  # type: ignore[no-any-return]
-        check_ids("EmbeddingVariable", input)
-        self._refuse_tracing()
-        if input.is_nested:
-            return nested_like(input, self(input.values()))
-        return self._look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+        x, _, ids = self._inputs(input)
+        return self._output(x, self._look_up(ids.indices))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
         def __call__(self, input: Tensor) -> Tensor: ...
+
+    def _inputs(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
+        """Return a call's input, the place of its only feature, and the keys."""
+        check_ids("EmbeddingVariable", input)
+        self._refuse_tracing()
+        keys = self._as_keys(input.values() if input.is_nested else input)
+        return input, [0], Ids(keys, None, None, (len(keys),), False)
+
+    _output = staticmethod(rows_like)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""
@@ -150,9 +156,8 @@ class EmbeddingVariable(KeyedCheckpoints):
         """
         check_ids("EmbeddingVariable.lookup", input)
         check_whole(self._stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
-        if input.is_nested:
-            return nested_like(input, self.lookup(input.values()))
-        return self._read_here(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
+        keys = self._as_keys(input.values() if input.is_nested else input)
+        return rows_like(input, self._read_here(keys))
 
     def _check_places(self) -> None:
         """Raise ``RuntimeError`` if ``functional_call`` and the like give the table rows of other keys."""
@@ -293,7 +298,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         weight = self._stored_weight()
         check_trainable(self, self.name, weight)
         self._store.tend(self)
-        self._fit = (changes(), weight, table_of(weight).optimizer_reference)
+        self._fit = (Table.changes, weight, table_of(weight).optimizer_reference)
 
     def _apply(self, fn: Any, recurse: bool = True):
         self._flush()
@@ -342,7 +347,7 @@ def those_that_take_all(variables: Sequence[EmbeddingVariable]) -> list[bool]:
 
 def begin_lookups(variables: Sequence[EmbeddingVariable], counts: Sequence[int]) -> list[TrainingRows]:
     """Prepare a training lookup of so many ids of each table, and return what finds their rows."""
-    now = None if is_in_ddp() or any_in_fsdp(variables) else changes()
+    now = None if is_in_ddp() or any_in_fsdp(variables) else Table.changes
     for variable in variables:
         if variable._fit[0] != now or variable._fit[1] is not variable._parameters.get("weight"):
             variable._make_fit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from operator import is_not
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -12,15 +13,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, is_in_fsdp, is_run_again, untraced
+from .._torch import as_stored, is_in_fsdp, is_run_again, is_seen, untraced
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
 from ..tables.table import table_of
 from ..typing import GradMode
-from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
+from ._lookup import ID_DTYPES, NO_TORCHSCRIPT, WHY_UNTRACED, renormalise
 from ._owner import FusedOwner, TableOwner
 from ._read import look_up_stale, owned_table, read
+from ._route import Way
 from .auto import AutoChoice, as_bytes, choose
 from .gradients import coalesced_mark
 from .plan import NO_LOOKUPS, Ids, Plan
@@ -30,6 +32,8 @@ __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 GRAD_MODES = (None, *get_args(GradMode))
 # Those in which a lookup's gradient has a layout that depends on nothing else.
 _SIMPLE = (None, "sparse", "dense")
+# What of a module's attributes a lookup depends on, besides its weight and gradient mode.
+_OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "mode", "_sparse")
 
 # Key of the estimate in a module's metadata within a state_dict; the state_dict's own keys stay torch's.
 _METADATA_KEY = "torchsparse_rec_lookups"
@@ -160,6 +164,7 @@ class GradModeMixin(HasGradMode, TableOwner):
     _auto: AutoChoice
     norm_type: float
     _last_plan: Plan = NO_LOOKUPS
+    _last_way: Way | None = None
 
     def _init_grad_mode(self, grad_mode: GradMode | None) -> None:
         if "sparse" in self.__dict__:  # the module was one of torch's before
@@ -173,7 +178,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         table_of(self._stored_weight()).disown()
         self._end_fused()
         self.__dict__["sparse"] = self._sparse
-        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan", "_qconfig"):
+        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan", "_last_way", "_qconfig"):
             self.__dict__.pop(name, None)
 
     @property
@@ -196,7 +201,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         return base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))  # type: ignore[no-any-return]
 
     def _stored_weights(self) -> list[Parameter]:
-        return [self._stored_weight()]
+        stored = self._parameters.get("weight")
+        return [self.weight if stored is None else stored]  # type: ignore[list-item]
 
     def _num_rows(self) -> int:
         """Return how many rows the table has: all ranks' if it is split."""
@@ -273,6 +279,17 @@ class GradModeMixin(HasGradMode, TableOwner):
             return None
         return None if owned_table(weight).is_stale() else weight
 
+    def _way_again(self, ids: Tensor, per_sample_weights: Tensor | None = None) -> Way | None:
+        """Return the way of the module's last lookup that was neither plain nor without gradient, if it is open."""
+        # Who sees the call comes first: a compiler must not depend on what a lookup before has kept.
+        way = None if is_seen() else self._last_way
+        if way is None or not isinstance(ids, Tensor) or ids.dtype not in ID_DTYPES:
+            return None
+        if any(map(is_not, map(self.__dict__.get, _OPTIONS), way.options)):
+            return None
+        weight = self._parameters.get("weight")
+        return way if weight is not None and way.is_of([weight], ids, per_sample_weights) else None
+
     def _gives_coo(self) -> bool:
         """Say whether a lookup in one of the simple modes gives a sparse gradient."""
         return self._sparse if self._grad_mode is None else self._grad_mode == "sparse"
@@ -281,7 +298,10 @@ class GradModeMixin(HasGradMode, TableOwner):
         """Look up rows in mode ``"fused"``, or of a table that may have stale rows."""
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
-        return self._look_up_by(plan, kind, weight, ids)
+        result = self._look_up_by(plan, kind, weight, ids)
+        if self.max_norm is None:
+            self._keep_way([*map(self.__dict__.get, _OPTIONS)], plan, kind, (0,), [weight])
+        return result
 
     def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """Look up the table, or its part of this rank, by a plan of any number of lookups."""

@@ -64,20 +64,14 @@ class CoalescedMark:
 
     def __call__(self, parameter: Tensor) -> None:
         """Mark the stored gradient as coalesced, if it has as many rows as those that arrived."""
-        if type(parameter) is Parameter:
-            self._mark(parameter, parameter.grad)
-        else:
-            with as_stored():
-                self._mark(parameter, grad_of(parameter))
-
-    def _mark(self, parameter: Tensor, grad: Tensor | None) -> None:
-        if grad is None or not grad.is_sparse:
-            return
-        hooks = gradient_hooks(parameter)[0]
-        with below_autograd():
+        with as_stored(), below_autograd():
+            grad = grad_of(parameter)
+            if grad is None or not grad.is_sparse:
+                return
+            hooks = parameter._backward_hooks  # type: ignore[attr-defined]
             is_whole = self.noted == (backward_number(), grad._nnz()) and (not hooks or self._is_last(hooks))
             if is_whole and (grad.is_cpu or _has_optimizer(parameter)):
-                mark_coalesced(grad)
+                mark_coalesced(grad, True)
         if hooks or self.is_shared:
             self.watch(parameter)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._reduction import MAX
-from .._torch import below_autograd, tell_autograd
+from .._torch import below_autograd, count_writes
 from ..tables.table import writable
 
 if TYPE_CHECKING:
@@ -98,8 +98,10 @@ class Plan(NamedTuple):
 
     def of_sizes(self, weights: Sequence[Tensor]) -> Plan:
         """Return the plan for the sizes of these tables, which may have replaced others since the plan was made."""
-        rows = tuple([weight.shape[0] for weight in weights])
-        return self if rows == self.num_embeddings else self._replace(num_embeddings=rows)
+        for weight, rows in zip(weights, self.num_embeddings, strict=True):  # a loop: it asks at each lookup
+            if weight.shape[0] != rows:
+                return self._replace(num_embeddings=tuple(weight.shape[0] for weight in weights))
+        return self
 
     def numbers(self) -> list[int]:
         """Return the plan as one list, for the operators of compiled graphs; :meth:`of_numbers` is the reverse."""
@@ -139,29 +141,22 @@ class Plan(NamedTuple):
         total = sum(self.sizes(ids))
         return [ids.bags[self.keys[0]], total] if ids.side_by_side else [total]
 
-    def lists(self, ids: Ids) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
+    def lists(self, ids: Ids) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int], bool]:
         """Return the arguments that all operators have: tables, keys, modes, bags, padding_idx, side_by_side."""
-        return (
-            list(self.tables),
-            list(self.keys),
-            list(self.modes),
-            list(ids.bags),
-            list(self.padding),
-            ids.side_by_side,
-        )
+        return self.tables, self.keys, self.modes, ids.bags, self.padding, ids.side_by_side
 
     # ---- Operators --------------------------------------------------------------------------------------------------
 
     def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> tuple[Tensor, Tensor]:
         """Return results and argmax, from the tables as stored or, given ``missed``, from rows brought up to date."""
-        lists = self.lists(ids)
+        tables, keys, modes, _, _, padding, _ = self
+        indices, offsets, per_sample_weights, bags, side_by_side = ids
+        inputs = indices, offsets, per_sample_weights, tables, keys, modes, bags, padding, side_by_side
         with below_autograd():
             if not missed.last_steps:
-                return _ops.embedding_collection.default(weights, *ids[:3], *lists, False)
+                return _ops.embedding_collection.default(weights, *inputs, False)
             states, last_steps, history, *rule = missed
-            return _ops.embedding_collection_current.default(
-                weights, states, last_steps, history, *ids[:3], *lists, *rule
-            )
+            return _ops.embedding_collection_current.default(weights, states, last_steps, history, *inputs, *rule)
 
     def gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
         """
@@ -176,9 +171,12 @@ class Plan(NamedTuple):
             grad.contiguous(),
             *ids[:3],
             argmax,
-            list(self.num_embeddings),
-            list(self.dims),
-            *self.lists(ids),
+            self.num_embeddings,
+            self.dims,
+            *self[:3],
+            ids.bags,
+            self.padding,
+            ids.side_by_side,
             wanted,
         )
 
@@ -202,8 +200,11 @@ class Plan(NamedTuple):
         argmax: Tensor | None,
     ) -> None:
         """Step the wanted tables, which are those of the group."""
-        written = nullcontext(weights) if group.writable else writable(weights, wanted)
-        with below_autograd(), written as weights:
+        if not group.writable:
+            with writable(weights, wanted) as copies:
+                self.update(copies, replace(group, writable=True), wanted, grad, ids, argmax)
+            return
+        with below_autograd():
             _ops.embedding_collection_update_.default(
                 weights,
                 group.states,
@@ -212,7 +213,10 @@ class Plan(NamedTuple):
                 grad.contiguous(),
                 *ids[:3],
                 argmax,
-                *self.lists(ids),
+                *self[:3],
+                ids.bags,
+                self.padding,
+                ids.side_by_side,
                 wanted,
                 None,
                 group.rule,
@@ -224,7 +228,7 @@ class Plan(NamedTuple):
                 group.whole,
             )
         # Below autograd an operator does not count a version.
-        tell_autograd(group.parameters)
+        count_writes(group.parameters)
 
     def weights_gradient(
         self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, missed: Missed = NOTHING_MISSED

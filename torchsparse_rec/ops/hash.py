@@ -345,6 +345,30 @@ def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor
     )
 
 
+def column_ids(
+    columns: Sequence[Tensor], num_buckets: Sequence[int], missing: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Make ids of columns of integers, one after the other, and find missing values, in one pass.
+
+    Args:
+        columns: at least one tensor of any integer dtype and shape; all on one device.
+        num_buckets: for each column 0, if its values are ids already (those of uint64 that int64 cannot hold become
+            2 ** 63 - 1), or the number of buckets of :func:`to_hash_bucket_fast`.
+        missing: for each column which values are missing: 0 none, 1 those that are -1, 2 negative ones.
+
+    Returns:
+        ``(ids, keep, num_missing)``: int64 ``[N]``; bool ``[N]``, false where a value is missing, but ``[0]`` where
+        every ``missing`` is 0; and how many are missing, int64 ``[]``. Not differentiable.
+
+    Raises:
+        ValueError: a dtype that is no integer's, numbers out of range, other devices.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+    """
+    return _ops.column_ids.default(columns, num_buckets, missing)
+
+
 def check_num_buckets(name: str, num_buckets: int) -> None:
     """Raise ``ValueError`` if ``num_buckets`` is too large for operators to be given; they check the rest."""
     if isinstance(num_buckets, int) and num_buckets >= 2**63:
@@ -365,6 +389,21 @@ def _integers_fake(x: Tensor, *arguments: int) -> Tensor:
 def _strings_fake(bytes: Tensor, offsets: Tensor, *arguments: int) -> Tensor:
     return bytes.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
 
+
+@torch.library.register_fake("torchsparse_rec::column_ids")
+def _column_ids_fake(
+    columns: list[Tensor], num_buckets: list[int], missing: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    count = sum(x.numel() for x in columns)
+    first = columns[0]
+    return (
+        first.new_empty((count,), dtype=torch.int64),
+        first.new_empty((count if any(missing) else 0,), dtype=torch.bool),
+        first.new_empty((), dtype=torch.int64),
+    )
+
+
+not_differentiable("column_ids")
 
 for _name in ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "to_hash_bucket"):
     torch.library.register_fake(f"torchsparse_rec::{_name}", _integers_fake)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .._torch import as_stored, grad_of
+from .._torch import as_stored, grad_of, set_grad
 from ..ops.row_optimizer import OPTIMIZER_RULES
-from ..tables.table import SECOND_BACKWARD, Gradient, any_grad, forget_collected, no_gradient
+from ..tables.table import SECOND_BACKWARD, Gradient, any_grad, collecting, forget_collected, no_gradient
 from ._checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def already_written(what: str) -> RuntimeError:
 class InBackward(Checkpoints):
     """The part of an optimizer that, with ``in_backward=True``, keeps track of the step that backwards have begun."""
 
-    _rule: Callable[[dict[str, Any]], Rule]
+    _rule_of: Callable[[dict[str, Any]], Rule]
     _see_groups: Callable[[], None]
     _stepped: list[StepGroup]
     # Parameters that backwards have stepped since gradients were last set to None, in lists by their ids: in every
@@ -47,38 +47,37 @@ class InBackward(Checkpoints):
         if stepped and any(id(clock) in stepped for clock in clocks):
             raise RuntimeError(SECOND_BACKWARD)
 
-    def _end_backwards(self) -> list[tuple[Tensor, Gradient]]:
+    def _end_backwards(self, zeros: list[tuple[Tensor, Gradient]]) -> None:
         """
-        End the step of tables that backwards have stepped. Return the other tables whose gradients are zeros.
+        End the step of tables that backwards have stepped. Add the other tables whose gradients are zeros to ``zeros``.
 
         Raises:
             RuntimeError: the step would have been different at this point: a hyperparameter or a table's group has
                 changed since the backward, or a table has a gradient that the backward left out.
         """
-        if not self.in_backward:
-            return []
-        forget_collected(self._all_parameters())
+        if collecting:
+            forget_collected(self._all_parameters())
         self._see_groups()
         stepped, self._stepped = self._stepped, []
-        groups = {id(group): group for group in self.param_groups}
+        lists = {}
         for done in stepped:
-            group = groups[done.clock.group]
-            rule = self._rule(group)
-            now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
-            if now != (done.rule, done.hyperparameters, done.maximize):
-                raise already_written(f"{type(self).__name__}: a hyperparameter has changed before step()")
+            group = done.options
+            rule = self._rule_of(group)
+            if rule is not done.source:
+                now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
+                if now != (done.rule, done.hyperparameters, done.maximize):
+                    raise already_written(f"{type(self).__name__}: a hyperparameter has changed before step()")
             if any_grad(done.parameters):
                 raise already_written(
                     f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied weights, "
                     "a penalty on weight)"
                 )
-        lists = {id(done.parameters): done.parameters for done in stepped}
+            lists[id(done.parameters)] = done.parameters
         self._reached = {**self._reached, **lists}
-        if not self._zeros:
-            return []
-        reached = {id(parameter) for its in lists.values() for parameter in its}
-        self._zeros = [parameter for parameter in self._zeros if id(parameter) not in reached]
-        return [(parameter, no_gradient(parameter)) for parameter in self._zeros if grad_of(parameter) is None]
+        if self._zeros:
+            reached = {id(parameter) for its in lists.values() for parameter in its}
+            self._zeros = [parameter for parameter in self._zeros if id(parameter) not in reached]
+            zeros += [(parameter, no_gradient(parameter)) for parameter in self._zeros if grad_of(parameter) is None]
 
     def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
         """
@@ -118,6 +117,6 @@ class InBackward(Checkpoints):
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         if grad_of(parameter) is not None:
-                            parameter.grad = None
-        if self.in_backward:
+                            set_grad(parameter, None)
+        if collecting and self.in_backward:
             forget_collected(self._all_parameters())

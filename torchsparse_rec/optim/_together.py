@@ -1,16 +1,18 @@
-"""Tables that step together, and the lists of their tensors, which are kept until a table changes."""
+"""Tables that step together, and what is kept of their last step until something of it changes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..tables.clock import Clock, ClockKind
-from ..tables.table import Table, accumulator_dtype, are_same, changes, flat, has_whole_rows
+from ..tables.gradients import StepGroup
+from ..tables.table import Table, accumulator_dtype, flat, has_whole_rows
 
 if TYPE_CHECKING:
-    from .row_optimizer import Rule
+    from .row_optimizer import RowOptimizer, Rule
 
 __all__ = ["LEAST_WHOLE_ROWS", "Together", "WHOLE"]
 
@@ -39,7 +41,7 @@ class Lists:
 
     def __init__(self, tables: list[Table]) -> None:
         all_rows = [table.rows for table in tables if table.rows is not None]
-        self.changes = changes()
+        self.changes = Table.changes
         self.parameters = [table.parameter for table in tables]
         self.states = [state for rows in all_rows for state in rows.states]
         self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
@@ -53,30 +55,46 @@ class Lists:
 
 
 class Together:
-    """Parameters that were stepped together, by clock; the next step uses the same lists if :meth:`is_of` says so."""
+    """
+    Parameters that were stepped together, and what their next step takes again if :meth:`is_of` says so.
 
-    def __init__(
-        self, parameters: list[Tensor], state: dict[Tensor, Any], tables: list[tuple[Clock, list[Table]]]
-    ) -> None:
-        self._parameters, self.tables = parameters, tables
+    Args:
+        given: the parameters.
+        optimizer: which steps them.
+        tables: of those that a parameter group lists, by their clocks.
+    """
+
+    def __init__(self, given: list[Tensor], optimizer: RowOptimizer, tables: list[tuple[Clock, list[Table]]]) -> None:
+        self.given, self.tables = given, tables
+        self.listed = [table.parameter for _, its in tables for table in its]
         self.kinds: dict[int, tuple[tuple[Rule, bool], ClockKind]] = {}  # by clock, what its last step was taken for
-        self._changes = changes()
-        self._states = list(state.values())
-        self._places = [parameter.dtype for parameter in parameters], [parameter.device for parameter in parameters]
+        self.begun: dict[int, StepGroup] = {}  # by clock, its last step
+        self._changes = Table.changes
+        self._states = list(optimizer._stored_state.values())
+        self._groups = [(group, list(group["params"])) for group in optimizer.param_groups]
+        self._places = [(parameter.dtype, parameter.device) for parameter in given]
         self._lists: dict[int, Lists] = {}
 
-    def is_of(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
-        """Say whether these are the same parameters, and neither they nor their states have been replaced or moved."""
-        return (
-            self._changes == changes()
-            and are_same(self._parameters, parameters)
-            and are_same(self._states, state.values())
-            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])
-        )
+    def is_of(self, given: list[Tensor], optimizer: RowOptimizer) -> bool:
+        """Say whether these are the same parameters, in the same groups, and no state has been replaced or moved."""
+        # One call, as each step of each small table asks: a loop costs less here than a generator.
+        now, states = optimizer.param_groups, optimizer.__dict__["state"]
+        if self._changes != Table.changes or len(now) != len(self._groups) or len(states) != len(self._states):
+            return False
+        if given is not self.given and not (len(given) == len(self.given) and all(map(is_, given, self.given))):
+            return False
+        for group, (known, parameters) in zip(now, self._groups, strict=True):
+            listed = group["params"]
+            if group is not known or len(listed) != len(parameters) or not all(map(is_, listed, parameters)):
+                return False
+        for parameter, (dtype, device) in zip(given, self._places, strict=True):
+            if parameter.dtype is not dtype or parameter.device != device:
+                return False
+        return all(map(is_, states.values(), self._states))
 
     def lists(self, number: int) -> Lists:
         """Return the lists of tensors of ``tables[number]``, made anew if a table has changed."""
         known = self._lists.get(number)
-        if known is None or known.changes != changes():
+        if known is None or known.changes != Table.changes:
             known = self._lists[number] = Lists(self.tables[number][1])
         return known

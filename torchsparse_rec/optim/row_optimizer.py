@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, below_autograd, grad_of, is_made_by_zero, is_step_seen, step_without_hooks, untraced
+from .._torch import (
+    as_stored,
+    below_autograd,
+    grad_of,
+    is_made_by_zero,
+    is_step_seen,
+    set_grad_enabled,
+    step_without_hooks,
+    untraced,
+)
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
@@ -20,7 +30,6 @@ from ..tables.table import (
     Rows,
     Table,
     accumulator_dtype,
-    are_same,
     flat,
     growing_among,
     has_whole_rows,
@@ -69,6 +78,8 @@ class RowOptimizer(InBackward):
     _listed: frozenset[int] = frozenset()
     # Parameters that were stepped together, by the id of the first of them.
     _together: dict[int, Together] = {}
+    # Groups by their ids, with the values that each had when its rule was made, and the rule.
+    _rules: dict[int, tuple[dict[str, Any], list[Any], Rule]] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -185,13 +196,10 @@ class RowOptimizer(InBackward):
 
         @wraps(func)
         def step(self: RowOptimizer, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or is_step_seen(self):
-                return seen(self, *args, **kwargs)
-            return func(self, *args, **kwargs)
+            return (seen if is_step_seen(self) else func)(self, *args, **kwargs)
 
-        return step
+        return untraced()(step)
 
-    @untraced()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """
         Step all parameters that have a gradient.
@@ -208,8 +216,9 @@ class RowOptimizer(InBackward):
                 loss = closure()
         dense: list[dict[str, Any]] = []
         tables: list[tuple[Tensor, Gradient]] = []
-        with torch.no_grad(), as_stored():
-            tables += self._end_backwards()
+        with as_stored():
+            if self.in_backward:
+                self._end_backwards(tables)
             for group in self.param_groups:
                 others = self._collect(group, tables)
                 if others:
@@ -234,14 +243,17 @@ class RowOptimizer(InBackward):
             grad = grad_of(parameter)
             if grad is None:
                 continue
-            table = table_if_any(parameter)
-            if (table is None or table.rows is None) and grad.layout is not torch.sparse_coo:
-                if table is None or not table.owned or self._steps_densely(group, parameter, idle):
+            if grad.layout is not torch.sparse_coo:
+                table = table_if_any(parameter)
+                if table is None or (
+                    table.rows is None and (not table.owned or self._steps_densely(group, parameter, idle))
+                ):
                     others.append(parameter)
                     continue
             found.append((parameter, grad))
         with below_autograd():  # which would make views of each gradient's rows and values
-            tables.extend((parameter, gradient_of(name, grad, idle)) for parameter, grad in found)
+            for parameter, grad in found:
+                tables.append((parameter, gradient_of(name, grad, idle)))
         return others
 
     def _steps_densely(self, group: dict[str, Any], parameter: Tensor, idle: bool) -> bool:
@@ -253,20 +265,26 @@ class RowOptimizer(InBackward):
         asked = group.get("fused") or not has_whole_rows(parameter)
         return bool(asked) and not idle and accumulator_dtype(parameter.dtype) == parameter.dtype
 
-    @torch.no_grad()
     def step_tables(self, gradients: list[tuple[Tensor, Gradient]], in_backward: bool = False) -> None:
         """Step tables that this optimizer holds, each with the gradient given here; see :meth:`begin_step`."""
         if not gradients:
             return
-        of = {id(parameter): gradient for parameter, gradient in gradients}
-        parameters = [parameter for parameter, _ in gradients]
-        with writing(parameters), as_stored():
-            for group in self.begin_step(parameters, in_backward):
-                with group.clock.writing():
-                    update(group, [of[id(parameter)] for parameter in group.parameters])
-                    self.end_step([group])  # now: should another group's update raise, this one has had its step
+        of, parameters = {}, []
+        for parameter, gradient in gradients:
+            of[id(parameter)] = gradient
+            parameters.append(parameter)
+        records = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            with writing(parameters):
+                for group in self.begin_step(parameters, in_backward):
+                    with group.clock:
+                        update(group, [*map(of.__getitem__, map(id, group.parameters))])
+                        self.end_step(group)  # now: should another group's update raise, this one has had its step
+        finally:
+            set_grad_enabled(records)
 
-    def begin_step(self, parameters: Iterable[Tensor], in_backward: bool = False) -> list[StepGroup]:
+    def begin_step(self, parameters: list[Tensor], in_backward: bool = False) -> list[StepGroup]:
         """
         Begin a step of tables; return them in groups, each of which one call of an operator can step.
 
@@ -279,25 +297,66 @@ class RowOptimizer(InBackward):
             parameters: the parameters of the tables.
             in_backward: whether a backward takes the step, before :meth:`step`. Only one backward may.
         """
-        self._see_groups()
-        parameters = [parameter for parameter in parameters if id(parameter) in self._listed]
-        if not parameters:
-            return []
-        growing = growing_among(parameters)
-        if growing:
-            growing[0].all_step(growing)
         together = self._together.get(id(parameters[0]))
-        if together is None or not together.is_of(parameters, self._stored_state):
-            together = self._gather(parameters)
+        if together is None or not together.is_of(parameters, self):
+            self._see_groups()
+            listed = [parameter for parameter in parameters if id(parameter) in self._listed]
+            if not listed:
+                return []
+            _tell_growing(listed)
+            together = self._gather(parameters, listed)
             self._together = {**self._together, id(parameters[0]): together}
-        groups = {id(group): group for group in self.param_groups}
-        if in_backward:
+        elif Table.some_grow:
+            _tell_growing(together.listed)
+        if in_backward and self._stepped:
             self._check_first_backward(clock for clock, _ in together.tables)
-        begun = [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
+        begun = []
+        for number, (clock, _) in enumerate(together.tables):
+            last = together.begun.get(number)
+            if last is not None and last.source is self._rule_of(last.options):
+                last.renew()
+            else:
+                last = together.begun[number] = self._begin(together, number, self._group_with_id(clock.group))
+            begun.append(last)
         if in_backward:
-            mark_stepped(parameters)
+            mark_stepped(together.listed)
             self._stepped = [*self._stepped, *begun]
         return begun
+
+    def begin_again(self, group: StepGroup) -> bool:
+        """
+        Begin the step of a backward that is the last one once more, as :meth:`begin_step` would.
+
+        Return False, with nothing done, if anything that it rests on may have changed. No table of it may grow.
+        """
+        together = self._together.get(id(group.parameters[0]))
+        if together is None or together.begun.get(0) is not group:
+            return False
+        for done in self._stepped:
+            if done.clock is group.clock:
+                return False
+        if not together.is_of(together.given, self) or group.source is not self._rule_of(group.options):
+            return False
+        group.renew()
+        self._stepped = [*self._stepped, group]
+        return True
+
+    def _rule_of(self, group: dict[str, Any]) -> Rule:
+        """Return a group's rule: the same object until a value of the group is another."""
+        known = self._rules.get(id(group))
+        if known is not None and known[0] is group and len(known[1]) == len(group):
+            if all(map(is_, known[1], group.values())):
+                return known[2]
+        rule, values = self._rule(group), list(group.values())
+        if all(_is_constant(value) for name, value in group.items() if name != "params"):
+            self._rules = {**self._rules, id(group): (group, values, rule)}
+        return rule
+
+    def _group_with_id(self, number: int) -> dict[str, Any]:
+        for group in self.param_groups:
+            if id(group) == number:
+                return group
+        raise AssertionError("a clock's group has gone")
 
     def _see_groups(self) -> None:
         """
@@ -307,12 +366,14 @@ class RowOptimizer(InBackward):
             RuntimeError: a backward has already stepped such a table by its group of then.
         """
         known, now = self._seen, self.param_groups
-        if len(known) == len(now) and all(
-            group is seen and are_same(group["params"], parameters)
-            for group, (seen, parameters) in zip(now, known, strict=True)
-        ):
-            return
-        self._seen = [(group, list(group["params"])) for group in now]
+        if len(known) == len(now):
+            for group, (seen, parameters) in zip(now, known, strict=True):
+                listed = group["params"]
+                if group is not seen or len(listed) != len(parameters) or not all(map(is_, listed, parameters)):
+                    break
+            else:
+                return
+        self._seen, self._rules = [(group, list(group["params"])) for group in now], {}
         self._listed = frozenset(id(parameter) for group in now for parameter in group["params"])
         for parameter in [p for _, parameters in (*known, *self._seen) for p in parameters]:
             table = table_if_any(parameter)
@@ -324,10 +385,10 @@ class RowOptimizer(InBackward):
                 raise already_written(f"{type(self).__name__}: a table's parameter group has changed before step()")
             table.release()  # type: ignore[union-attr]
 
-    def _gather(self, parameters: list[Tensor]) -> Together:
+    def _gather(self, given: list[Tensor], listed: list[Tensor]) -> Together:
         by_clock: dict[Clock, list[Table]] = {}
         new: dict[tuple, Clock] = {}
-        for parameter in parameters:
+        for parameter in listed:
             table = table_of(parameter)
             rows = table.rows
             if (
@@ -337,7 +398,7 @@ class RowOptimizer(InBackward):
             ):
                 rows = self._adopt(table, parameter, new)
             by_clock.setdefault(rows.clock, []).append(table)
-        return Together(parameters, self._stored_state, list(by_clock.items()))
+        return Together(given, self, list(by_clock.items()))
 
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
         """Take over a table with its state, and put it on a clock together with other new tables like it."""
@@ -367,7 +428,7 @@ class RowOptimizer(InBackward):
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
-        rule = self._rule(group)
+        rule = self._rule_of(group)
         asked, hyperparameters = (rule, group["lazy"]), rule.hyperparameters
         last = together.kinds.get(number)
         if last is not None and last[0] == asked:
@@ -387,6 +448,8 @@ class RowOptimizer(InBackward):
             states=lists.states,
             last_steps=lists.last_steps,
             history=clock.history,
+            options=group,
+            source=rule,
             rule=kind.rule,
             hyperparameters=hyperparameters,
             step=clock.step + 1,
@@ -471,12 +534,25 @@ class RowOptimizer(InBackward):
             self._warned |= {text}
             warnings.warn(text, stacklevel=2)
 
-    def end_step(self, groups: list[StepGroup]) -> None:
-        """End a step that :meth:`begin_step` began: count it, and add it to the histories."""
-        for group in groups:
-            group.clock.advance(group.hyperparameters, group.step)
-            if group.clock.moves_weights:
-                mark_stale(group.parameters)
-            growing = growing_among(group.parameters)
-            if growing:
-                growing[0].all_stepped(growing)
+    def end_step(self, group: StepGroup) -> None:
+        """End a step that :meth:`begin_step` began: count it, and add it to the history."""
+        group.clock.advance(group.hyperparameters, group.step)
+        if group.clock.moves_weights:
+            mark_stale(group.parameters)
+        growing = growing_among(group.parameters) if Table.some_grow else []
+        if growing:
+            growing[0].all_stepped(growing)
+
+
+def _tell_growing(parameters: list[Tensor]) -> None:
+    """Tell the tables that grow that a step of theirs begins."""
+    growing = growing_among(parameters)
+    if growing:
+        growing[0].all_step(growing)
+
+
+def _is_constant(value: Any) -> bool:
+    """Say whether an option stays what it is as long as it is the same object: a tensor or a list may not."""
+    if type(value) is tuple:
+        return all(map(_is_constant, value))
+    return value is None or type(value) in (bool, int, float, str)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._fork import HALF_WRITTEN, tell_of_forks
-from .._torch import as_stored
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
 from .table import accumulator_dtype, growing_among, note_change, writable, writing
@@ -77,22 +75,28 @@ class Clock:
         self._tables: list[weakref.ref[Table]] = []
         # Held while rows are written, by a step or by the first reader. Tables that grow have a lock of their own too.
         self.lock: AbstractContextManager = threading.RLock()
-        self._writer: int | None = None  # the thread that writes rows
+        self._writer: int | None = None  # the thread that writes rows, and how many contexts of its writing are open
+        self._depth = 0
         tell_of_forks(self)
 
     def after_fork(self) -> None:
-        """Make a new lock in a forked process, which lacks the thread that may have held the old one."""
-        self.lock = threading.RLock() if self._writer in (None, threading.get_ident()) else _HalfWritten()
+        """Make a new lock in a forked process, unless its only thread writes: one that it lacks may hold the old."""
+        if self._writer is None:
+            self.lock = threading.RLock()
+        elif self._writer != threading.get_ident():
+            self.lock = _HalfWritten()
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Hold the lock, as one who writes rows: a process forked meanwhile by another thread refuses the tables."""
-        with self.lock:
-            before, self._writer = self._writer, threading.get_ident()
-            try:
-                yield
-            finally:
-                self._writer = before
+        self.lock.__enter__()
+        self._writer, self._depth = threading.get_ident(), self._depth + 1
+
+    def __exit__(self, *error: object) -> None:
+        """Let others write rows."""
+        self._depth -= 1
+        if not self._depth:
+            self._writer = None
+        self.lock.__exit__(None, None, None)
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -193,7 +197,7 @@ class Clock:
         """Bring the weights and states of the given tables up to date."""
         if not self._stale(tables):
             return
-        with writing(table.parameter for table in tables), self.writing(), as_stored():
+        with writing(table.parameter for table in tables), self:
             stale = self._stale(tables)  # again: another thread may have brought them up to date
             if not stale:
                 return

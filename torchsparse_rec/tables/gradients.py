@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..ops.row_optimizer import row_optimizer_update_
+from .._torch import count_writes
+from ..ops import row_optimizer as row_optimizer  # registers the operator
 from .clock import Clock
 from .table import Gradient, accumulator_dtype, table_of, writable
+
+if TYPE_CHECKING:
+    from ..optim.row_optimizer import Rule
 
 __all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
 
 
-class StepGroup(NamedTuple):
-    """Tables that one call of an operator can step."""
+@dataclass(slots=True, eq=False)
+class StepGroup:
+    """Tables that one call of an operator can step, and how it does."""
 
     parameters: list[Tensor]
     weights: list[Tensor]
     states: list[Tensor]
     last_steps: list[Tensor]
     history: Tensor | None
+    options: dict[str, Any]
+    """The parameter group."""
+    source: Rule
+    """The rule of the parameter group, from which ``rule`` and ``hyperparameters`` are."""
     rule: int
     hyperparameters: list[float]
     step: int
@@ -39,6 +48,13 @@ class StepGroup(NamedTuple):
     writable: bool
     """Whether operators can write all tables where they are; see :func:`tables.table.writable`."""
 
+    def renew(self) -> None:
+        """Become the group of the next step, of which nothing else has changed."""
+        clock = self.clock
+        if clock.history is not None and clock.step - clock.base >= clock.history.shape[0] // 2:
+            clock.make_room()
+        self.history, self.step, self.base = clock.history, clock.step + 1, clock.base
+
     def part(self, members: Sequence[int]) -> StepGroup:
         """Return the group of some of the tables."""
         each = len(self.states) // len(self.parameters)
@@ -46,7 +62,8 @@ class StepGroup(NamedTuple):
         def chosen(values: list) -> list:
             return [values[k] for k in members] if values else []
 
-        return self._replace(
+        return replace(
+            self,
             parameters=chosen(self.parameters),
             weights=chosen(self.weights),
             states=[state for k in members for state in self.states[k * each : (k + 1) * each]],
@@ -74,13 +91,14 @@ def gradient_of(optimizer: str, grad: Tensor, zero_rows_are_idle: bool) -> Gradi
         zero_rows_are_idle: leave out the rows of a strided gradient that are zero. On CUDA their count is read back.
     """
     if grad.layout is torch.sparse_coo:
-        grad = coalesced(grad)
+        if not grad.is_coalesced():
+            grad = coalesced(grad)
         rows, values = grad._indices(), grad._values()
         if rows.shape[0] != 1:
             raise ValueError(
                 f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {rows.shape[0]}"
             )
-        return Gradient(rows[0], _as_matrix(values))
+        return Gradient(rows[0], values if values.dim() == 2 else _as_matrix(values))
     values = _as_matrix(grad).contiguous()
     if not zero_rows_are_idle:
         return Gradient(None, values)
@@ -117,33 +135,44 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
     """Step a group's tables, each with its gradient; tables with gradients of one layout and dtype share one call."""
     if group.all_rows:
         gradients = [_on_all_rows(g, p.shape[0]) for g, p in zip(gradients, group.parameters, strict=True)]
-    kinds = [(gradient.rows is None, gradient.values.dtype) for gradient in gradients]
-    for kind in dict.fromkeys(kinds):
-        if kinds.count(kind) == len(kinds):  # the usual case
+    parts: dict[tuple[bool, torch.dtype], list[int]] = {}
+    for k, gradient in enumerate(gradients):
+        parts.setdefault((gradient.rows is None, gradient.values.dtype), []).append(k)
+    for members in parts.values():
+        if len(parts) == 1:  # the usual case
             _update(group, gradients)
         else:
-            members = [k for k, other in enumerate(kinds) if other == kind]
             _update(group.part(members), [gradients[k] for k in members])
 
 
 def _update(group: StepGroup, gradients: list[Gradient]) -> None:
-    all_rows, weights = gradients[0].rows is None, group.weights
-    with nullcontext(weights) if group.writable else writable(weights, [True] * len(weights)) as written:
-        row_optimizer_update_(
-            written,
-            group.states,
-            group.last_steps,
-            group.history,
-            None if all_rows else [gradient.rows for gradient in gradients],  # type: ignore[misc]
-            [gradient.values for gradient in gradients],
-            rule=group.rule,
-            hyperparameters=group.hyperparameters,
-            step=group.step,
-            base=group.base,
-            maximize=group.maximize,
-            rounding_seeds=group.rounding_seeds,
-            whole=group.whole,
-        )
+    if not group.writable:
+        with writable(group.weights, [True] * len(group.weights)) as copies:
+            _update(replace(group, weights=copies, writable=True), gradients)
+        return
+    rows, values = [], []
+    for gradient in gradients:
+        values.append(gradient.values)
+        if gradient.rows is not None:
+            rows.append(gradient.rows)
+    all_rows = not rows
+    torch.ops.torchsparse_rec.row_optimizer_update_.default(
+        group.weights,
+        group.states,
+        group.last_steps,
+        group.history,
+        rows,
+        values,
+        None,
+        group.rule,
+        group.hyperparameters,
+        group.step,
+        group.base,
+        group.maximize,
+        group.rounding_seeds,
+        group.whole,
+    )
+    count_writes((*group.weights, *group.states, *group.last_steps))
     if all_rows:
         for parameter in group.parameters:
             _mark_fresh(parameter, group.step)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .._torch import grad_of, see_swapped
+from .._torch import as_stored, grad_of, see_swapped
 
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
@@ -34,12 +34,11 @@ __all__ = [
     "announce",
     "any_grad",
     "are_same",
-    "changes",
+    "collecting",
     "forget_collected",
     "Growing",
     "growing_among",
     "has_whole_rows",
-    "is_any_collecting",
     "is_growing_stale",
     "no_gradient",
     "note_change",
@@ -60,18 +59,13 @@ SECOND_BACKWARD = (
 # parameter, as attributes go into files, which torch.load would then refuse.
 _tables: dict[int, Table] = {}
 
-# Tables for which a backward has collected gradients.
-_collecting: weakref.WeakSet[Table] = weakref.WeakSet()
+# Tables for which a backward has collected gradients that wait for its end, by id.
+collecting: dict[int, weakref.ref[Table]] = {}
 
 # The optimizers that exist, in the order of their making: a table made after its optimizer finds the optimizer here.
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
-_changes = 0
-
 _NONE = {None}
-
-# Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
-_some_grow = False
 
 
 def announce(optimizer: RowOptimizer) -> None:
@@ -86,13 +80,7 @@ def announce(optimizer: RowOptimizer) -> None:
 
 def note_change() -> None:
     """Count a change of a table's optimizer, clock or states: lists gathered from tables before it are out of date."""
-    global _changes
-    _changes += 1
-
-
-def changes() -> int:
-    """Return how many changes of tables :func:`note_change` has counted."""
-    return _changes
+    Table.changes += 1
 
 
 class Gradient(NamedTuple):
@@ -166,13 +154,30 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "collected", "_growing", "part", "_optimizer", "_rows", "__weakref__")
+    __slots__ = (
+        "_parameter",
+        "owned",
+        "collected",
+        "awaited",
+        "_growing",
+        "part",
+        "_optimizer",
+        "_rows",
+        "__weakref__",
+    )
+
+    # How many changes of tables note_change() has counted: one who keeps what it found of tables compares.
+    changes = 0
+    # Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
+    some_grow = False
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
         self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.collected: Collected | None = None
+        # The fused lookups whose backward can still come, by number, each with what says whether it can.
+        self.awaited: dict[int, Callable[[], Any]] = {}
         self._growing: weakref.ref[Growing] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
         self._rows: Rows | None = None
@@ -215,8 +220,7 @@ class Table:
 
     @growing.setter
     def growing(self, growing: weakref.ref[Growing]) -> None:
-        global _some_grow
-        _some_grow = True
+        Table.some_grow = True
         self._growing = growing
         note_change()
 
@@ -289,7 +293,8 @@ class Table:
         """Keep a gradient that a backward has brought; return False if one of another backward is still kept."""
         if self.collected is None:
             self.collected = Collected(backward, [])
-            _collecting.add(self)
+            key = id(self)
+            collecting[key] = weakref.ref(self, lambda _: collecting.pop(key, None))
         if self.collected.backward != backward:
             return False
         self.collected.parts.append(gradient)
@@ -298,7 +303,7 @@ class Table:
     def take_collected(self) -> list[Gradient]:
         """Return the gradients that a backward has brought, and keep them no longer."""
         collected, self.collected = self.collected, None
-        _collecting.discard(self)
+        collecting.pop(id(self), None)
         return collected.parts if collected is not None else []
 
     def weight(self) -> Tensor:
@@ -321,7 +326,7 @@ def _nothing() -> None:
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     """Return the tables that grow among those of the parameters."""
-    if not _some_grow:
+    if not Table.some_grow:
         return []
     tables = [_tables.get(id(parameter)) for parameter in parameters]
     references = [table._growing for table in tables if table is not None and table._growing is not None]
@@ -335,9 +340,15 @@ def is_growing_stale(growing: Growing) -> bool:
 
 
 def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
-    """Return a context in which the tables of these parameters that grow are locked: nobody reads what is written."""
-    found = growing_among(parameters)
-    return found[0].all_writing(found) if found else nullcontext()
+    """Return a context to write tables in, as they are stored; nobody reads those that grow meanwhile."""
+    found = growing_among(parameters) if Table.some_grow else []
+    return _locked(found) if found else as_stored()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _locked(tables: list[Growing]) -> Iterator[None]:
+    with tables[0].all_writing(tables), as_stored():
+        yield
 
 
 def table_if_any(parameter: Tensor) -> Table | None:
@@ -360,15 +371,10 @@ def split_part(parameter: Tensor) -> Part | None:
 
 def forget_collected(parameters: Iterable[Tensor]) -> None:
     """Drop the gradients of the parameters' tables that were collected by backwards which then raised."""
-    if _collecting:  # first, as every step calls this with all parameters
+    if collecting:  # first, as every step calls this with all parameters
         for table in [_tables.get(id(parameter)) for parameter in parameters]:
             if table is not None:
                 table.take_collected()
-
-
-def is_any_collecting() -> bool:
-    """Say whether a backward has brought gradients to any table that wait for its end."""
-    return bool(_collecting)
 
 
 def any_grad(parameters: Iterable[Tensor]) -> bool:

@@ -209,6 +209,16 @@ def string_to_hash_bucket(bytes_: Tensor, offsets: Tensor, num_buckets: int) -> 
     return _of_strings(bytes_, offsets, lambda text: murmur_hash(text) % num_buckets)
 
 
+def column_ids(columns: list[Tensor], num_buckets: list[int], missing: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    ids, keep = [], []
+    for x, buckets, kind in zip(columns, num_buckets, missing, strict=True):
+        for value in x.flatten().tolist():
+            ids.append(farm_hash(str(value).encode()) % buckets if buckets else min(value, 2**63 - 1))
+            keep.append(not (kind == 1 and value == -1 or kind == 2 and value < 0))
+    mask = torch.tensor(keep if any(missing) else [], dtype=torch.bool)
+    return torch.tensor(ids, dtype=torch.int64), mask, torch.tensor(keep.count(False))
+
+
 def fingerprint_cat(a: int, b: int) -> int:
     """Return FingerprintCat64, as an unsigned number."""
     product = (a ^ _MURMUR ^ _shift_mix(b * _MURMUR) * _MURMUR & _WORD) * _MURMUR
@@ -248,5 +258,6 @@ FUNCTIONS = (
     string_to_hash_bucket_strong,
     to_hash_bucket,
     string_to_hash_bucket,
+    column_ids,
     cross_hashed,
 )

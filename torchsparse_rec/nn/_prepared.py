@@ -1,0 +1,79 @@
+"""The step of tables that backward updates, once more: what a complete one found is compared, and not found again."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .._torch import grad_of
+from ..tables.table import Table
+from .gradients import have_hooks
+
+if TYPE_CHECKING:
+    from ..optim.row_optimizer import RowOptimizer
+    from ..tables.gradients import StepGroup
+    from ._read import TableSet
+    from .plan import Ids, Plan
+
+__all__ = ["Prepared", "prepared"]
+
+
+class Prepared:
+    """
+    A step of all tables of a lookup by one call of an operator, and what it rests on.
+
+    Whoever has it asks before each use whether that still holds, and takes the complete way if not: that one knows all
+    errors. Nothing here is a promise about the next step but what it would find anyway.
+
+    Args:
+        tables: of the lookup.
+        optimizer: that holds all of them.
+        group: the step that has just ended.
+    """
+
+    __slots__ = ("tables", "group", "_optimizer", "_wanted", "_changes")
+
+    def __init__(self, tables: TableSet, optimizer: RowOptimizer, group: StepGroup) -> None:
+        self.tables, self.group = tables, group
+        self._optimizer = weakref.ref(optimizer)
+        self._wanted = [True] * len(tables.weights)
+        self._changes = Table.changes
+
+    def holds(self) -> bool:
+        """Say whether a lookup finds the tables as that step did. Call it under ``as_stored``."""
+        optimizer = self._optimizer()
+        if self._changes != Table.changes or optimizer is None or not optimizer.in_backward:
+            return False
+        for weight in self.tables.weights:
+            if not weight.requires_grad or grad_of(weight) is not None:
+                return False
+            if (weight._backward_hooks or weight._post_accumulate_grad_hooks) and have_hooks([weight]):  # type: ignore[attr-defined]
+                return False
+        return True
+
+    def step(self, plan: Plan, grad: Tensor, ids: Ids, argmax: Tensor | None) -> bool:
+        """
+        Step all tables, or return False with nothing done where the complete way is needed.
+
+        The caller has seen that all of them require gradients, and that no other lookup's gradients are awaited.
+        """
+        optimizer, group = self._optimizer(), self.group
+        if self._changes != Table.changes or optimizer is None or not optimizer.in_backward:
+            return False
+        if optimizer.begin_again(group):
+            with group.clock:
+                plan.update(self.tables.weights, group, self._wanted, grad, ids, argmax)
+                group.clock.advance(group.hyperparameters, group.step)
+            return True
+        return False
+
+
+def prepared(tables: TableSet, optimizer: RowOptimizer, groups: list[StepGroup]) -> Prepared | None:
+    """Return what the next step can take from one that has just ended, or None if it was not of the usual kind."""
+    usual = len(groups) == 1 and groups[0].writable and not groups[0].all_rows
+    if not usual or len(groups[0].parameters) < len(tables.weights):
+        return None
+    grow = any(table.growing is not None for table in tables.tables)
+    return None if grow else Prepared(tables, optimizer, groups[0])
