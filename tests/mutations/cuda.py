@@ -253,7 +253,7 @@ MUTATIONS = [
     Mutation("table_insert.cu", "sign", "ids[found] != key || ", "", "table and batches"),
     Mutation("table_insert.cu", "sign", " || !part.has(found)", "", "table and one_pass"),
     Mutation("table_insert.cu", "bound", "parts[middle].end <= i", "parts[middle].end < i", "table and one_pass"),
-    Mutation("table_insert.cu", "step", "before[i] - before[part.begin]", "before[i]", "table and one_pass"),
+    Mutation("table_insert.cu", "step", "- before[part.begin]; }", "- before[part.begin] / 2; }", "table and one_pass"),
     Mutation("table_insert.cu", "step", "    relaxed_store(&in.refused[p], 1);\n", "", "table and told"),
     Mutation("table_insert.cu", "bound", "value <= most", "value <= most + 1", "table and told"),
     Mutation("table_insert.cu", "bound", "slot + 1 == capacity ?", "slot == capacity ?", "table and collide"),

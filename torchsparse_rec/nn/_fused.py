@@ -132,14 +132,16 @@ class FusedLookups:
             RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
                 or is in a DistributedDataParallel: these need a gradient, which fused lookups never give.
         """
-        wanted, wrong = [], None
+        wanted, hooked, wrong = [], [], None
         for weight in tables.weights:  # one loop: each lookup asks it of each table
             wanted.append(weight.requires_grad)
             if weight.requires_grad:
                 if grad_of(weight) is not None:
                     wrong = _HAS_GRAD
-                elif (weight._backward_hooks or weight._post_accumulate_grad_hooks) and have_hooks([weight]):
-                    wrong = wrong or _HAS_HOOKS
+                elif weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                    hooked.append(weight)
+        if hooked and have_hooks(hooked):  # those that grow have one of ours
+            wrong = wrong or _HAS_HOOKS
         self._by_optimizer(tables, wanted)
         if wrong is not None:
             raise RuntimeError(wrong)

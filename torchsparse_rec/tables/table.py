@@ -114,7 +114,7 @@ class Growing(Protocol):
 
     @staticmethod
     def all_writing(tables: Sequence[Any]) -> AbstractContextManager[None]:
-        """Return a context in which rows of some tables are written and nobody reads them."""
+        """Return a context in which rows of some tables are written as they are stored, and nobody reads them."""
 
     @staticmethod
     def all_step(tables: Sequence[Any]) -> None:
@@ -342,13 +342,7 @@ def is_growing_stale(growing: Growing) -> bool:
 def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
     """Return a context to write tables in, as they are stored; nobody reads those that grow meanwhile."""
     found = growing_among(parameters) if Table.some_grow else []
-    return _locked(found) if found else as_stored()  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _locked(tables: list[Growing]) -> Iterator[None]:
-    with tables[0].all_writing(tables), as_stored():
-        yield
+    return found[0].all_writing(found) if found else as_stored()  # type: ignore[no-any-return]
 
 
 def table_if_any(parameter: Tensor) -> Table | None:
