@@ -100,14 +100,22 @@ def test_modes_take_up_each_others_files() -> None:
         torch.testing.assert_close(one[0].state_dict(), other[0].state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_an_lr_of_zero_makes_states_of_ftrl_and_nothing_else() -> None:
+@pytest.mark.parametrize("makes_states", [False, True])
+def test_an_lr_of_zero_makes_states_of_ftrl_and_nothing_else(makes_states: bool) -> None:
     model, optimizer = made("table", "sparse", "Ftrl")
+    model.head.requires_grad_(False)  # its step would raise first
     optimizer.param_groups[0]["lr"] = 0.0
+    if makes_states:  # once more with gradients is an error all the same
+        before = copy.deepcopy(model.state_dict())
+        (0 * model(torch.tensor([1]))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     model(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="lr must be"):
+    with pytest.raises(ValueError, match="row_optimizer_update_: lr must be"):
         optimizer.step()
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+        parameter.requires_grad_(True).grad = torch.ones_like(parameter)
     with pytest.raises(ValueError, match="Ftrl: lr must be above 0, got 0"):
         optimizer.step()
 

@@ -92,6 +92,10 @@ class Ftrl(RowOptimizer):
         lr = 1.0 if self._only_makes_states(group) else float(group["lr"])
         return Rule("ftrl", [lr, *(float(group[name]) for name in names)], ("accumulator", "linear"))
 
+    def _rule_of(self, group: dict[str, Any]) -> Rule:
+        # At lr 0 the rule depends on the gradients too.
+        return super()._rule_of(group) if group["lr"] != 0 else self._rule(group)
+
     def _only_makes_states(self, group: dict[str, Any]) -> bool:
         """
         Say whether this is the step by which torch.distributed.checkpoint makes states: lr 0 and gradients of 0.
