@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from torchsparse_rec import KeyedJaggedTensor, optim
 from torchsparse_rec import nn as ours
-from torchsparse_rec.nn import _fused
 from torchsparse_rec.tables.table import table_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
