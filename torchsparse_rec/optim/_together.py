@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..tables.clock import Clock, ClockKind
 from ..tables.gradients import StepGroup
-from ..tables.table import Table, accumulator_dtype, flat, has_whole_rows
+from ..tables.table import Table, accumulator_dtype, flat, growing_among, has_whole_rows
 
 if TYPE_CHECKING:
     from .row_optimizer import RowOptimizer, Rule
@@ -67,6 +67,7 @@ class Together:
     def __init__(self, given: list[Tensor], optimizer: RowOptimizer, tables: list[tuple[Clock, list[Table]]]) -> None:
         self.given, self.tables = given, tables
         self.listed = [table.parameter for _, its in tables for table in its]
+        self.grows = bool(growing_among(self.listed))
         self.kinds: dict[int, tuple[tuple[Rule, bool], ClockKind]] = {}  # by clock, what its last step was taken for
         self.begun: dict[int, StepGroup] = {}  # by clock, its last step
         self._changes = Table.changes

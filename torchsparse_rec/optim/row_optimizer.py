@@ -306,7 +306,7 @@ class RowOptimizer(InBackward):
             _tell_growing(listed)
             together = self._gather(parameters, listed)
             self._together = {**self._together, id(parameters[0]): together}
-        elif Table.some_grow:
+        elif together.grows:
             _tell_growing(together.listed)
         if in_backward and self._stepped:
             self._check_first_backward(clock for clock, _ in together.tables)
@@ -448,6 +448,7 @@ class RowOptimizer(InBackward):
             states=lists.states,
             last_steps=lists.last_steps,
             history=clock.history,
+            grows=together.grows,
             options=group,
             source=rule,
             rule=kind.rule,
@@ -539,9 +540,10 @@ class RowOptimizer(InBackward):
         group.clock.advance(group.hyperparameters, group.step)
         if group.clock.moves_weights:
             mark_stale(group.parameters)
-        growing = growing_among(group.parameters) if Table.some_grow else []
-        if growing:
-            growing[0].all_stepped(growing)
+        if group.grows:
+            growing = growing_among(group.parameters)
+            if growing:
+                growing[0].all_stepped(growing)
 
 
 def _tell_growing(parameters: list[Tensor]) -> None:

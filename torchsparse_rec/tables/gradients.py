@@ -30,6 +30,8 @@ class StepGroup:
     states: list[Tensor]
     last_steps: list[Tensor]
     history: Tensor | None
+    grows: bool
+    """Whether some of the tables grow."""
     options: dict[str, Any]
     """The parameter group."""
     source: Rule
