@@ -118,15 +118,20 @@ static inline __attribute__((always_inline)) void for_tiles(const F& f) {
   if constexpr (kNext < kDim) for_tiles<T, kTile, kDim, kNext>(f);
 }
 
-// The bags from b on, of a usual number of columns, kDim, so that nothing is asked in the loop over bags but what a bag
-// needs: all. Else (kDim 0) up to one that is left to the loop for the other length. Returns that bag. Two loops: what
-// longer sums need would slow down the shortest. kNear: see PoolArguments; asked here where kDim is 0.
-template <SumLength kLength, bool kWeighted, int kDim, bool kNear, class T, class R>
+// Where a table's rows are: `stride` elements apart; end to end, so that the number of columns says it; and so in the
+// cache (PoolArguments::near).
+enum class Rows { kStrided, kPacked, kNear };
+
+// The bags from b on, up to one that is left to the loop for the other length. Returns that bag. Two loops: what longer
+// sums need would slow down the shortest. kDim: the number of columns where it is usual, so that nothing is asked in
+// the loop over bags but what a bag needs; else 0, with kStrided.
+template <SumLength kLength, bool kWeighted, int kDim, Rows kRows, class T, class R>
 static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arguments, int64_t b) {
   using A = acc_t<T>;
   constexpr int kMost = kVectorBytes == 16 ? 8 : 256 / kVectorBytes;  // vectors that leave registers for the rest
   // A copy, so that the stores cannot alias it: that no function is given which is not inlined.
-  const PoolArguments<T, R> a = arguments;
+  PoolArguments<T, R> a = arguments;
+  if (kRows != Rows::kStrided) a.stride = kDim;
   const int64_t dim = kDim > 0 ? kDim : a.dim;
   const int64_t last = std::max(a.starts[a.bags], a.fetch_end), ahead = fetched_ahead<T>(dim);
   PartSums<> parts;
@@ -134,9 +139,9 @@ static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arg
     // Near the end of all entries less far ahead: one minimum for a bag, not one for an entry.
     const BagEntries bag{a.starts[b], a.starts[b + 1], std::min(ahead, last - a.starts[b + 1])};
     const int64_t terms = bag.end - bag.begin, row = b * a.out_stride;
-    if (kDim == 0 && leaves<kLength, A>(terms)) break;
+    if (leaves<kLength, A>(terms)) break;
     const A divisor = a.divisors != nullptr ? a.divisors[b] : A(1);
-    if ((kDim > 0 || kLength == SumLength::kBlock) && terms == 0) {
+    if (kLength == SumLength::kBlock && terms == 0) {
       const int64_t first = b;  // of a run of empty bags, often long in a dense gradient
       while (a.out_stride == dim && b + 1 < a.bags && a.starts[b + 2] == bag.end) ++b;
       clear(arguments, first * a.out_stride, (b - first + 1) * dim);
@@ -146,46 +151,44 @@ static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arg
       clear(arguments, row, dim);
       continue;
     }
-    const auto pool_tile = [&](auto length, const auto& columns) __attribute__((always_inline)) {
-      const bool fetches = !kNear && !(kDim == 0 && a.near);
-      pool_columns<decltype(length)::value, kWeighted>(a, row, bag, divisor, parts, columns,
-                                                       fetches ? fetched_bytes<T>(columns.first, dim) : 0);
+    const auto pool_tile = [&](const auto& columns) __attribute__((always_inline)) {
+      const bool fetches = kDim > 0 ? kRows != Rows::kNear : !a.near;
+      pool_columns<kLength, kWeighted>(a, row, bag, divisor, parts, columns,
+                                       fetches ? fetched_bytes<T>(columns.first, dim) : 0);
     };
-    const auto pool_tiles = [&](auto length) __attribute__((always_inline)) {
-      const auto pool = [&](const auto& columns) __attribute__((always_inline)) { pool_tile(length, columns); };
-      if constexpr (kDim > 0) {
-        constexpr int kVectors = kDim * static_cast<int>(sizeof(A)) / kVectorBytes;
-        for_tiles<T, (kVectors < kMost ? kVectors : kMost), kDim>(pool);
-      } else {
-        for_columns<T, kMost>(0, dim, pool);
-      }
-    };
-    if (kDim > 0 && terms <= kSumBlock) {
-      pool_tiles(std::integral_constant<SumLength, SumLength::kBlock>{});
+    if constexpr (kDim > 0) {
+      constexpr int kVectors = kDim * static_cast<int>(sizeof(A)) / kVectorBytes;
+      for_tiles<T, (kVectors < kMost ? kVectors : kMost), kDim>(pool_tile);
     } else {
-      pool_tiles(std::integral_constant<SumLength, kLength>{});
+      for_columns<T, kMost>(0, dim, pool_tile);
     }
   }
   return b;
 }
 
+template <bool kWeighted, int kDim, Rows kRows, class T, class R>
+static void pool_bags(const PoolArguments<T, R>& a) {
+  for (int64_t b = 0; b < a.bags;) {
+    b = pool_run<SumLength::kBlock, kWeighted, kDim, kRows>(a, b);
+    if constexpr (kSumsInBlocks<acc_t<T>>) b = pool_run<SumLength::kLong, kWeighted, kDim, kRows>(a, b);
+  }
+}
+
+template <bool kWeighted, int kDim, class T, class R>
+static void pool_usual(const PoolArguments<T, R>& a) {
+  if (a.stride != kDim) return pool_bags<kWeighted, kDim, Rows::kStrided>(a);
+  a.near ? pool_bags<kWeighted, kDim, Rows::kNear>(a) : pool_bags<kWeighted, kDim, Rows::kPacked>(a);
+}
+
 template <bool kWeighted, class T, class R>
 static void pool_rows(const PoolArguments<T, R>& a) {
   if constexpr (std::is_same_v<T, float>) {
-    const auto pool = [&](auto dim) {
-      constexpr int kDim = decltype(dim)::value;
-      a.near ? pool_run<SumLength::kLong, kWeighted, kDim, true>(a, 0)
-             : pool_run<SumLength::kLong, kWeighted, kDim, false>(a, 0);
-    };
-    if (a.dim == 16) return pool(std::integral_constant<int, 16>{});
-    if (a.dim == 32) return pool(std::integral_constant<int, 32>{});
-    if (a.dim == 64) return pool(std::integral_constant<int, 64>{});
-    if (a.dim == 128) return pool(std::integral_constant<int, 128>{});
+    if (a.dim == 16) return pool_usual<kWeighted, 16>(a);
+    if (a.dim == 32) return pool_usual<kWeighted, 32>(a);
+    if (a.dim == 64) return pool_usual<kWeighted, 64>(a);
+    if (a.dim == 128) return pool_usual<kWeighted, 128>(a);
   }
-  for (int64_t b = 0; b < a.bags;) {
-    b = pool_run<SumLength::kBlock, kWeighted, 0, false>(a, b);
-    if constexpr (kSumsInBlocks<acc_t<T>>) b = pool_run<SumLength::kLong, kWeighted, 0, false>(a, b);
-  }
+  pool_bags<kWeighted, 0, Rows::kStrided>(a);
 }
 
 template <class T, class R>
