@@ -237,6 +237,14 @@ def state_loaded(side: Side) -> Steps:
     side.optimizer.load_state_dict(copy.deepcopy(side.optimizer.state_dict()))
 
 
+def brought_up_to_date(side: Side) -> Steps:
+    yield
+    if side.is_ours:
+        side.optimizer.flush()
+    yield
+    side.see(*[len(x) for x in side.optimizer.state_dict()["state"].values()], side.table.weight)
+
+
 def step_hooks(side: Side) -> Steps:
     yield
     calls: list[str] = []
@@ -307,7 +315,7 @@ def copied_alone(side: Side) -> Steps:
 OPTIMIZER: dict[str, Change] = {
     x.__name__: x
     for x in (optimizer_replaced, optimizer_beside_the_old, optimizers_take_turns, optimizer_of_torch, updates_in_step)
-    + (state_cleared, state_deleted, state_replaced, state_written, state_loaded, step_hooks)
+    + (state_cleared, state_deleted, state_replaced, state_written, state_loaded, brought_up_to_date, step_hooks)
     + (step_hook_with_a_schedule, closures, copied, pickled, copied_alone)
 }
 

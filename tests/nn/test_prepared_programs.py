@@ -125,6 +125,27 @@ def vmapped(side: Side, look_up: Callable, ids: torch.Tensor) -> torch.Tensor:
     return torch.func.vmap(look_up)(ids[None])[0]
 
 
+def nested(side: Side, look_up: Callable, ids: torch.Tensor) -> torch.Tensor:
+    return look_up(torch.nested.nested_tensor([ids[0], ids[1:].flatten()], layout=torch.jagged)).values()
+
+
+def weighted(side: Side, look_up: Callable, ids: torch.Tensor) -> torch.Tensor:
+    weights = torch.linspace(0.5, 1.5, ids.numel(), dtype=side.dtype).view(ids.shape).requires_grad_()
+    side.between = lambda: side.see(weights.grad)
+    return side.module(ids, per_sample_weights=weights)
+
+
+def with_offsets(side: Side, look_up: Callable, ids: torch.Tensor) -> torch.Tensor:
+    return side.module(ids.flatten(), torch.arange(0, ids.numel(), 2))
+
+
+def with_last_offset(side: Side, look_up: Callable, ids: torch.Tensor) -> torch.Tensor:
+    side.module.include_last_offset = True
+    result = side.module(ids.flatten(), torch.arange(0, ids.numel() + 1, 2))
+    side.module.include_last_offset = False
+    return result
+
+
 def other_ids(features: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     def change(side: Side) -> Steps:
         yield
@@ -222,7 +243,7 @@ PROGRAM: dict[str, Change] = {
     **{
         x.__name__: of_lookups(x)
         for x in (checkpointed, saved_elsewhere, twice, thrice_with_one_dropped, one_kept, written_in_place, hooked)
-        + (with_its_gradient, detached, vmapped)
+        + (with_its_gradient, detached, vmapped, nested, weighted, with_offsets, with_last_offset)
     },
     "no_grad": read_between(torch.no_grad),
     "inference_mode": read_between(torch.inference_mode),
@@ -240,7 +261,11 @@ PROGRAM: dict[str, Change] = {
 
 def _is_possible(change: str, mode: str, kind: str, of: str, dtype: torch.dtype) -> bool:
     # Autograd functions of the other modes have no rule for it, and torch's bags warn of theirs.
-    return change != "vmapped" or (mode, kind) == ("dense", "rows")
+    if change == "vmapped":
+        return (mode, kind) == ("dense", "rows")
+    if change == "nested":
+        return kind == "rows"
+    return kind == "bags" or change not in ("weighted", "with_offsets", "with_last_offset")
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
@@ -324,6 +349,16 @@ def lazy(side: Side) -> Steps:
 @in_pairs(mode=MODES, kind=KINDS, dtype=DTYPES)
 def test_rows_are_left_alone_once_it_is_lazy(mode: str, kind: str, dtype: torch.dtype) -> None:
     check(lazy, kind, mode, "Adam", dtype)
+
+
+@in_pairs(mode=MODES, kind=KINDS, of=("momentum", "Adam"))
+def test_steps_outgrow_their_first_history(mode: str, kind: str, of: str) -> None:
+    """Train more steps than the history of past steps has room for at first: 64."""
+    kept = []
+    for side in both(kind, mode, of, torch.float64):
+        side.train(140)
+        kept.append(side.end())
+    assert_same(*kept, rounded=False)
 
 
 @pytest.mark.slow
