@@ -47,6 +47,8 @@ static inline __attribute__((always_inline)) void sum_columns(const PoolArgument
   if constexpr (kLength == SumLength::kLong) {
     for (; end - begin > kSumBlock; begin += kSumBlock) {
       V block[kCount] = {};
+      // Not written out, as compilers do where columns are few: all fetches would come at once.
+#pragma GCC unroll 1
       for (int64_t e = 0; e < kSumBlock; ++e) add_columns<kWeighted>(a, table, bag, begin + e, columns, fetched, block);
       for (int k = 0; k < kCount; ++k) blocks[k] += block[k];
     }
