@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import reduce, wraps
+from operator import attrgetter
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -312,18 +313,17 @@ pytree = _pytree
 mark_coalesced: Callable[[Tensor, bool], Any] = _private("Tensor._coalesced_", lambda *_: None)
 
 
-def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
-    """Return the hooks on a tensor's gradient, and those after it has been added up. Torch has no public way to ask."""
-    before = weight._backward_hooks  # type: ignore[attr-defined]
-    after = weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    return before or {}, after or {}
+# Return the hooks on a tensor's gradient, and those after it has been added up: a mapping, or None, for each. Torch has
+# no public way to ask.
+gradient_hooks: Callable[[Tensor], tuple[Mapping[int, Any] | None, Mapping[int, Any] | None]]
+gradient_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def all_hooks(weights: Iterable[Tensor]) -> list[Any]:
     """Return the hooks on the gradients of tensors, at the cost of a glance at each that has none."""
     found: list[Any] = []
     for weight in weights:
-        for hooks in (weight._backward_hooks, weight._post_accumulate_grad_hooks):  # type: ignore[attr-defined]
+        for hooks in gradient_hooks(weight):
             if hooks:
                 found += hooks.values()
     return found

@@ -29,6 +29,7 @@ from .._torch import (
     bare_apply,
     current_backward,
     grad_of,
+    gradient_hooks,
     is_in_ddp,
     is_reached,
     is_seen,
@@ -138,7 +139,7 @@ class FusedLookups:
             if weight.requires_grad:
                 if grad_of(weight) is not None:
                     wrong = _HAS_GRAD
-                elif weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                elif any(gradient_hooks(weight)):
                     hooked.append(weight)
         if hooked and have_hooks(hooked):  # those that grow have one of ours
             wrong = wrong or _HAS_HOOKS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .._torch import grad_of
+from .._torch import grad_of, gradient_hooks
 from ..tables.table import Table
 from .gradients import have_hooks
 
@@ -49,7 +49,7 @@ class Prepared:
         for weight in self.tables.weights:
             if not weight.requires_grad or grad_of(weight) is not None:
                 return False
-            if (weight._backward_hooks or weight._post_accumulate_grad_hooks) and have_hooks([weight]):  # type: ignore[attr-defined]
+            if any(gradient_hooks(weight)) and have_hooks([weight]):
                 return False
         return True
 

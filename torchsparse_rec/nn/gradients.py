@@ -59,8 +59,8 @@ class CoalescedMark:
                 self.watching.remove()
             self.watching = weight.register_hook(self.before)
 
-    def _is_last(self, hooks: Mapping[int, Any]) -> bool:
-        return len(hooks) > 0 and [*hooks.values()][-1] == self.before
+    def _is_last(self, hooks: Mapping[int, Any] | None) -> bool:
+        return hooks is not None and len(hooks) > 0 and [*hooks.values()][-1] == self.before
 
     def __call__(self, parameter: Tensor) -> None:
         """Mark the stored gradient as coalesced, if it has as many rows as those that arrived."""
@@ -68,7 +68,7 @@ class CoalescedMark:
             grad = grad_of(parameter)
             if grad is None or not grad.is_sparse:
                 return
-            hooks = parameter._backward_hooks  # type: ignore[attr-defined]
+            hooks = gradient_hooks(parameter)[0]
             is_whole = self.noted == (backward_number(), grad._nnz()) and (not hooks or self._is_last(hooks))
             if is_whole and (grad.is_cpu or _has_optimizer(parameter)):
                 mark_coalesced(grad, True)
@@ -92,7 +92,7 @@ def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
     if not (weight.is_leaf and weight.requires_grad):
         return None
     before, after = gradient_hooks(weight)
-    for mark in after.values():
+    for mark in (after or {}).values():
         if type(mark) is CoalescedMark:
             break
     else:
