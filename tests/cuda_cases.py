@@ -47,8 +47,14 @@ _CHOSEN = (
     Size(1_000, 5_000, 1_000, 512, spread="zipf"),
 )
 assert set(_CHOSEN) <= set(SIZES)
-_PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-", "row_optimizer_"]
-_PARTS += ["embedding_collection_current-", "embedding_collection_update_-", "_keys", "route-", "quantized_embedding"]
+_PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-", "row_optimizer_", "_keys"]
+_PARTS += [
+    "embedding_collection_current-",
+    "embedding_collection_update_-",
+    "route-",
+    "quantized_embedding",
+    "column_ids-",
+]
 CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
 # With num_segments, as here, the reductions read nothing back.
 STATIC_CASES = [build for build in CASES if READ_BACKS.get(build.name.split("-")[0]) in (None, LAST_SEGMENT)]
@@ -123,4 +129,6 @@ def mirrored(sample: Sample) -> Sample:
         changed[i] = -backwards if x.is_floating_point() else backwards
     if "values" in names and isinstance(changed[names.index("values")], list):
         changed[names.index("values")] = [-x for x in changed[names.index("values")]]
+    if "columns" in names:
+        changed[names.index("columns")] = [x.flip(0) for x in changed[names.index("columns")]]
     return replace(sample, arguments=tuple(changed))

@@ -115,6 +115,14 @@ def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype
     return Sample(operator, "", (x, *HASH_ARGUMENTS.get(operator, ())))
 
 
+def _columns(columns: int, count: int) -> Sample:
+    generator = torch.Generator().manual_seed(columns)
+    values = [torch.randint(-2, 10**6, (count,), generator=generator) for _ in range(columns)]
+    values = [x.int() if c % 2 else x for c, x in enumerate(values)]
+    buckets, missing = [c % 3 * 999 for c in range(columns)], [c % 3 for c in range(columns)]
+    return Sample("column_ids", "", (values, buckets, missing))
+
+
 # The hashes' arguments after their integers or strings.
 HASH_ARGUMENTS = {
     "to_hash_bucket_fast": (999_983,),
@@ -173,6 +181,8 @@ def _large_samples() -> list[Build]:
         builds += [Build(f"{name}-{n}_to_{size}", partial(_strings, name, n, size)) for n, size in strings]
     for rows, longest in ((0, 3), (200_000, 3), (5_000, 40)):
         builds.append(Build(f"cross_hashed-{rows}_of_{longest}", partial(_crosses, rows, longest)))
+    for columns, count in ((1, 0), (3, 200_000), (130, 2_000)):
+        builds.append(Build(f"column_ids-{columns}_of_{count}", partial(_columns, columns, count)))
     return builds + _row_optimizer_builds()
 
 
