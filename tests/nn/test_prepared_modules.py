@@ -9,6 +9,8 @@ import torch
 from nn.changing import DTYPES, KINDS, MODES, OPTIMIZERS, Change, Side, Steps, check
 from pairs import in_pairs
 
+from torchsparse_rec import nn, optim
+
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:.*goes through the second moment"),  # a decay that is not decoupled
@@ -280,3 +282,33 @@ MEMORY: dict[str, Change] = {
 @in_pairs(change=MEMORY, mode=MODES, kind=KINDS, of=OPTIMIZERS, dtype=DTYPES)
 def test_a_tables_memory_changes(change: str, mode: str, kind: str, of: str, dtype: torch.dtype) -> None:
     check(MEMORY[change], kind, mode, of, dtype, rounded=change == "other_dtype")
+
+
+@pytest.mark.parametrize("mode", ["sparse", "fused"])
+@pytest.mark.parametrize("of", ["SGD", "Adam"])
+def test_lookups_of_a_table_that_is_frozen_later_need_no_gradient(mode: str, of: str) -> None:
+    for kind in ("rows", "collection"):
+        module = made(kind, mode)
+        optimizer = getattr(optim, of)(module.parameters(), lr=0.1, in_backward=mode == "fused")
+        for _ in range(3):
+            result = looked_up(module)
+            assert result.requires_grad
+            result.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        module.requires_grad_(False)
+        assert not looked_up(module).requires_grad
+
+
+def made(kind: str, mode: str) -> torch.nn.Module:
+    """Make a table of ten rows, by itself or in a collection."""
+    if kind == "rows":
+        return nn.Embedding(10, 4, grad_mode=mode)
+    config = nn.EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    return nn.EmbeddingBagCollection(tables=[config], grad_mode=mode)
+
+
+def looked_up(module: torch.nn.Module) -> torch.Tensor:
+    """Look up two rows."""
+    ids = torch.tensor([1, 2])
+    return module(ids) if isinstance(module, nn.Embedding) else module({"f": (ids, torch.tensor([0, 1, 2]))}).values()
