@@ -246,7 +246,7 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/optim/row_optimizer.py",
+        "torchsparse_rec/optim/_groups.py",
         "stale",
         "            if all(map(is_, known[1], group.values())):",
         "            if True:",
