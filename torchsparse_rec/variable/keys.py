@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from .. import ops
 from ..tables.growing import Places, marked, plain_rows
+from ._counters import Known, late_keys, short_of_room
 from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
 from .own_tensors import OwnTensors
 
@@ -29,49 +29,6 @@ def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
 def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return frequencies and versions, int64, from the second number of table entries; version -1: of no step."""
     return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
-
-
-class _Known:
-    """What the host knows of a table's counters without asking for them."""
-
-    __slots__ = ("used", "inserted", "room", "since", "coming")
-
-    def __init__(self) -> None:
-        # On the CPU, as the last insertion has left them.
-        self.used, self.inserted = 0, -1
-        # On CUDA: how many rows are surely free, and how many ids came after the counters that are on their way.
-        self.room, self.since = 0, 0
-        self.coming: _Coming | None = None
-
-
-class _Coming:
-    """The counters of some tables, on their way from a CUDA device: a copy that nobody waits for."""
-
-    def __init__(self, tables: Sequence[KeyRows]) -> None:
-        # Not kept alive: each of them keeps this.
-        self._tables, device = [weakref.ref(keys) for keys in tables], tables[0].counters.device
-        # Pinned memory, as torch gives to what does not block.
-        self._numbers = torch.stack([keys.counters for keys in tables]).to("cpu", non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(device))
-        for keys in tables:
-            keys.known.coming, keys.known.since = self, 0
-
-    def have_come(self) -> bool:
-        """Say whether :meth:`take` would not wait."""
-        return bool(self._event.query())
-
-    def take(self) -> None:
-        """Tell the tables how much room they have."""
-        self._event.synchronize()
-        for reference, (used, reused, failed, *_) in zip(self._tables, self._numbers.tolist(), strict=True):
-            keys = reference()
-            if keys is None or keys.known.coming is not self:
-                continue
-            keys.known.coming = None
-            keys.known.room = keys.entries.shape[0] - used + keys.free_rows.shape[0] - reused - keys.known.since
-            if failed > keys._failed_before:
-                keys.spread()
 
 
 class KeyRows(OwnTensors):
@@ -93,7 +50,7 @@ class KeyRows(OwnTensors):
     free_rows: Tensor
     _failed_before: int
     #: What the host knows of the counters.
-    known: _Known
+    known: Known
     #: Whether it may always grow: on CUDA room is then made for more keys than may come, as to count them would wait.
     may_grow = True
     _known_places: tuple[tuple[int, ...], Places] | None = None
@@ -120,7 +77,7 @@ class KeyRows(OwnTensors):
         self.entries, self.counters, self.free_rows, self.index = entries, counters, free_rows, index
         self._known_places = None
         self._failed_before = self.failed
-        self.known = _Known()
+        self.known = Known()
         self._freed = None
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -157,11 +114,11 @@ class KeyRows(OwnTensors):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`__getstate__` has returned."""
         super().__setstate__(state)
-        self.known = _Known()
+        self.known = Known()
 
     def _apply(self, fn: Any, recurse: bool = True):
         super()._apply(fn, recurse)
-        self.known = _Known()  # the tensors may be on another device
+        self.known = Known()  # the tensors may be on another device
         return self
 
     def follow(self, other: KeyRows) -> None:
@@ -169,7 +126,7 @@ class KeyRows(OwnTensors):
         device = self.entries.device
         for name in self.tensors:
             setattr(self, name, getattr(other, name).to(device, copy=True))
-        self._failed_before, self._freed, self.known = self.failed, None, _Known()
+        self._failed_before, self._freed, self.known = self.failed, None, Known()
         self._known_places = other._known_places
 
     # ---- Sizes -------------------------------------------------------------------------------------------------------
@@ -248,10 +205,10 @@ class KeyRows(OwnTensors):
         """
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
-        if _short([self], [ids.shape[0]]):
+        if short_of_room([self], [ids.shape[0]]):
             self._see_room_before(ids, allowed, make_room, version)
         rows, inserted = insert(ids, allowed, frequencies)
-        if _late([self], [ids.shape[0]]):
+        if late_keys([self], [ids.shape[0]]):
             self._complete(ids, allowed, frequencies, insert, make_room, rows, inserted)
         return rows, inserted
 
@@ -459,7 +416,7 @@ def insert_together(
         RuntimeError: as :meth:`KeyRows.insert`. No key is inserted in any table then.
     """
     sizes = [end - begin for begin, end in parts]
-    for k in _short(tables, sizes):
+    for k in short_of_room(tables, sizes):
         begin, end = parts[k]
         tables[k]._see_room_before(ids[begin:end], None, make_rooms[k], versions[k])
     rows, inserted = ops.tables_find_or_insert_(
@@ -474,7 +431,7 @@ def insert_together(
         count=True,
     )
     try:
-        for k in _late(tables, sizes):
+        for k in late_keys(tables, sizes):
             (begin, end), keys = parts[k], tables[k]
             insert = partial(keys._insert, version=versions[k] + 1, count=True)
             keys._complete(ids[begin:end], None, None, insert, make_rooms[k], rows[begin:end], inserted[begin:end])
@@ -483,32 +440,3 @@ def insert_together(
             keys.undo(ids[begin:end], inserted[begin:end])
         raise
     return rows, inserted
-
-
-def _short(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
-    """Return which tables must look for room before an insertion of so many keys each."""
-    if not tables[0].counters.is_cuda:
-        return [k for k, keys in enumerate(tables) if keys.known.used <= keys.reserved]
-    for coming in {keys.known.coming for keys in tables}:
-        if coming is not None and coming.have_come():
-            coming.take()
-    return [k for k, keys in enumerate(tables) if keys.known.room < sizes[k]]
-
-
-def _late(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
-    """Take note of an insertion, and return which tables had keys that found no room; none on CUDA: it would wait."""
-    if not tables[0].counters.is_cuda:
-        late = []
-        numbers = torch.stack([keys.counters for keys in tables]).tolist()
-        for k, (keys, (used, _, failed, inserted, *_)) in enumerate(zip(tables, numbers, strict=True)):
-            keys.known.used, keys.known.inserted = used, inserted
-            if failed > keys._failed_before:
-                late.append(k)
-        return late
-    for keys, size in zip(tables, sizes, strict=True):
-        keys.known.room -= size
-        keys.known.since += size
-    rest = [keys for keys in tables if keys.known.coming is None]
-    if rest:
-        _Coming(rest)
-    return []
