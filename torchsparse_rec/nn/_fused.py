@@ -47,7 +47,7 @@ from ..tables.table import (
     table_of,
     writing,
 )
-from ._prepared import Prepared, prepared
+from ._prepared import Prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import have_hooks
 from .plan import Ids, Plan
@@ -210,7 +210,7 @@ class FusedLookups:
                     with group.clock:
                         self._update_group(tables, group, grad, ids, argmax)
                         optimizer.end_step(group)
-            self.prepared = prepared(tables, optimizer, groups)
+            self.prepared = Prepared.after(tables, optimizer, groups)
 
     def _update_group(self, tables: TableSet, group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         wanted = [True] * len(tables.weights)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._read import TableSet
     from .plan import Ids, Plan
 
-__all__ = ["Prepared", "prepared"]
+__all__ = ["Prepared"]
 
 
 class Prepared:
@@ -40,6 +40,14 @@ class Prepared:
         self._optimizer = weakref.ref(optimizer)
         self._wanted = [True] * len(tables.weights)
         self._changes = Table.changes
+
+    @classmethod
+    def after(cls, tables: TableSet, optimizer: RowOptimizer, groups: list[StepGroup]) -> Prepared | None:
+        """Return what the next step can take from one that has just ended, or None if it was not of the usual kind."""
+        usual = len(groups) == 1 and groups[0].writable and not groups[0].all_rows and not groups[0].grows
+        if not usual or len(groups[0].parameters) < len(tables.weights):
+            return None
+        return cls(tables, optimizer, groups[0])
 
     def holds(self) -> bool:
         """Say whether a lookup finds the tables as that step did. Call it under ``as_stored``."""
@@ -68,12 +76,3 @@ class Prepared:
                 group.clock.advance(group.hyperparameters, group.step)
             return True
         return False
-
-
-def prepared(tables: TableSet, optimizer: RowOptimizer, groups: list[StepGroup]) -> Prepared | None:
-    """Return what the next step can take from one that has just ended, or None if it was not of the usual kind."""
-    usual = len(groups) == 1 and groups[0].writable and not groups[0].all_rows
-    if not usual or len(groups[0].parameters) < len(tables.weights):
-        return None
-    grow = any(table.growing is not None for table in tables.tables)
-    return None if grow else Prepared(tables, optimizer, groups[0])
