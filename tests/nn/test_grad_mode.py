@@ -9,6 +9,7 @@ import torch
 from kinds import saved
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.nn._route import bare_table
 from torchsparse_rec.nn.auto import FREEZE_AFTER
 
 BIG, SMALL = (50_000, 64), (40, 4)
@@ -129,18 +130,18 @@ def test_a_small_table_stays_dense_without_questions_until_something_else_decide
     """Lookups of a small table ask nothing once their ids no longer count; what else decides is seen all the same."""
     module = nn.Embedding(*SMALL, grad_mode="auto")
     optimizer = optim.SGD(module.parameters(), lr=0.1, in_backward=True)
-    assert module._bare_table() is None
+    assert bare_table(module) is None
     for _ in range(FREEZE_AFTER):
         module(torch.zeros(3, dtype=torch.int64))
-    assert module._bare_table() is module.weight and layout(module) == "dense"
+    assert bare_table(module) is module.weight and layout(module) == "dense"
     assert f"3 ids a lookup (mean of {FREEZE_AFTER}, frozen)" in module.explain()
     module.weight = torch.nn.Parameter(torch.zeros(*BIG))
     optimizer = optim.SGD(module.parameters(), lr=0.1, in_backward=True)
-    assert module._bare_table() is None and "-> fused" in module.explain()
+    assert bare_table(module) is None and "-> fused" in module.explain()
     module.weight = torch.nn.Parameter(torch.zeros(*SMALL))
     optimizer = torch.optim.SparseAdam(module.parameters(), lr=0.1)
     module.use_optimizer(optimizer)
-    assert module._bare_table() is None and layout(module) == "sparse"
+    assert bare_table(module) is None and layout(module) == "sparse"
 
 
 # ---- The estimate ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,13 +47,11 @@ from ..tables.table import (
     table_of,
     writing,
 )
+from ._graph_owners import Owner
 from ._prepared import Prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import have_hooks
 from .plan import Ids, Plan
-
-if TYPE_CHECKING:
-    from ._owner import FusedOwner
 
 _lock = threading.RLock()
 _lookups = itertools.count()
@@ -85,7 +83,7 @@ class FusedLookups:
         leaf: the tensor on which the lookups depend in place of the tables.
     """
 
-    def __init__(self, plan: Plan, module: FusedOwner, numbers: tuple[int, ...], leaf: Tensor) -> None:
+    def __init__(self, plan: Plan, module: Owner, numbers: tuple[int, ...], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
         self._module, self._numbers = weakref.ref(module), numbers
         self._node: Any = None

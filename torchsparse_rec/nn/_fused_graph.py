@@ -7,30 +7,16 @@ They read and write tables when the graph runs; the graph itself sees ids, resul
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch import as_stored, constant_in_graphs, is_alive
 from ._fused import FusedLookups
+from ._graph_owners import owner_of
 from ._read import TableSet, read, weights_gradient
 from .plan import Ids, Plan
-
-if TYPE_CHECKING:
-    from ._owner import FusedOwner
-
-_numbers = itertools.count()
-_owners: weakref.WeakValueDictionary[int, FusedOwner] = weakref.WeakValueDictionary()
-
-
-def register_owner(module: FusedOwner) -> int:
-    """Return a number by which operators find the module."""
-    number = next(_numbers)
-    _owners[number] = module
-    return number
-
 
 _calls = itertools.count()
 
@@ -42,7 +28,7 @@ def number_of_call() -> int:
 
 
 def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> FusedLookups:
-    return _owners[number]._fused_lookups(Plan.of_numbers(plan), tuple(tables))
+    return owner_of(number)._fused_lookups(Plan.of_numbers(plan), tuple(tables))  # type: ignore[no-any-return]
 
 
 # In a library of their own: these operators are Python, and mean nothing without the module that they name.
@@ -135,7 +121,7 @@ _library.define(
 
 
 def _tables_of(number, tables):
-    weights = _owners[number]._stored_weights()
+    weights = owner_of(number)._stored_weights()
     return TableSet([weights[k] for k in tables])
 
 
@@ -147,7 +133,7 @@ def _read(indices, offsets, per_sample_weights, bags, side_by_side, number, tabl
 
 def _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
     made, ids = Plan.of_numbers(plan), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    dtype = _owners[number]._stored_weights()[tables[0]].dtype
+    dtype = owner_of(number)._stored_weights()[tables[0]].dtype
     return (
         indices.new_empty(made.output_shape(ids), dtype=dtype),
         indices.new_empty(sum(made.argmax_sizes(ids)), dtype=torch.int64),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._reduction import POOLING
-from .._torch import untraced
 from ..jagged.checks import type_name
 from ..ops.embedding import lookup_bags, lookup_rows, padding_number, with_last_offset
+from ._refusals import NO_TORCHSCRIPT
 from .gradients import coalesced_mark
 
 # Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch; that of our
@@ -27,25 +26,6 @@ ID_DTYPES = (torch.int64, torch.int32)
 _TORCH_DTYPES = (torch.float32, torch.float64)
 # The dtypes of tables without a gradient.
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-
-WHY_UNTRACED = (
-    "torch.compile cannot trace sparse gradients, nor max_norm with sparse or fused gradients: use grad_mode='dense', "
-    "or compile without fullgraph, which leaves this lookup out of the graph"
-)
-
-
-@untraced(
-    reason="a table that grows cannot be part of a graph: compile without fullgraph, which leaves this lookup out of it"
-)
-def growing_untraced(look_up: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a lookup in tables that grow outside of the compiled graph."""
-    return look_up(*arguments)
-
-
-NO_TORCHSCRIPT = (
-    "{}: torch.jit cannot compile this lookup: use torch.export with the model in eval(), or first turn its tables "
-    "into torch's by torchsparse_rec.nn.revert(model)"
-)
 
 
 def nested_like(input: Tensor, rows: Tensor) -> Tensor:

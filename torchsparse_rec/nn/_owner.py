@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import is_seen, load_hooks, untraced
-from ..tables.stale import StaleParameter, are_trained, flush_read
+from .._torch import load_hooks, untraced
+from ..tables.stale import StaleParameter, flush_read
 from ..tables.table import are_same, table_of
 from ..typing import GradMode
 from ._fused import FusedLookups
-from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
+from ._graph_owners import register_owner
 from ._read import TableSet
-from ._route import Way
-from .plan import NO_LOOKUPS, Ids, Plan
+from ._refusals import Refusals
+from .plan import NO_LOOKUPS, Plan
 
 
 class TableOwner(torch.nn.Module):
@@ -88,16 +88,20 @@ def _flush_untraced(module: TableOwner) -> None:
     module._flush()
 
 
-class FusedOwner(torch.nn.Module):
+class FusedOwner(Refusals):
     """A module with fused lookups: it holds the hidden leaf on which they depend in autograd's graph."""
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
-    _last_way: Way | None
+    _last_way: Any
+    """A way of ``_route.py``, which knows owners: they do not know it."""
     _known_tables: dict[tuple[int, ...], TableSet]
     _leaf: Tensor
     _number: int
     _grad_mode: GradMode | None = None
+    # The layout of gradients where the mode is None, and the operator of lookups that need no other.
+    _sparse: bool = False
+    _operator = "embedding_collection"
     # The tables as they are stored, in the order of the whole plan.
     _stored_weights: Callable[[], list[Parameter]]
 
@@ -106,19 +110,6 @@ class FusedOwner(torch.nn.Module):
         self._number = register_owner(self)
         if _follow_tables not in load_hooks(self).values():
             self.register_load_state_dict_post_hook(_follow_tables)
-
-    def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
-        """Look up some of the module's tables in mode ``"fused"``; ``plan`` is the plan of these tables."""
-        if torch.compiler.is_compiling():
-            where = (self._number, list(tables), plan.numbers())
-            how = (torch.is_grad_enabled(), self.training, number_of_call())
-            return fused_lookup(self._leaf, *ids[:3], list(ids.bags), ids.side_by_side, *where, *how)[0]
-        return self._fused_lookups(plan, tuple(tables))(ids, self.training)
-
-    def _read_in_graph(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
-        """Look up rows that are up to date, in a compiled graph, without a gradient to the tables."""
-        where = (self._number, list(tables), plan.numbers())
-        return current_lookup(*ids[:3], list(ids.bags), ids.side_by_side, *where)[0]
 
     def _check_fused(self) -> None:
         """Raise ``RuntimeError`` if the gradient mode is fused, and a backward could not update the tables."""
@@ -147,18 +138,6 @@ class FusedOwner(torch.nn.Module):
             known = self._known_tables[key] = TableSet(weights)
         return known
 
-    def _keep_way(
-        self, options: Sequence[Any], plan: Plan, kind: str, tables: Sequence[int], weights: list[Parameter]
-    ) -> None:
-        """Keep the way that a lookup has just gone, if the next one may go it without asking for more than it says."""
-        if self._grad_mode == "auto" or not torch.is_grad_enabled() or is_seen() or not are_trained(weights):
-            return
-        its = self._table_set(tables, weights)
-        if kind == "fused":
-            self._last_way = Way(options, plan, kind, self._fused_lookups(plan, tuple(tables)), its)
-        elif its.is_stale():
-            self._last_way = Way(options, plan, kind, None, its)
-
     def _forget_lookups(self) -> None:
         """Drop what is kept of past lookups: the tables may be other ones, or on another device."""
         self._fused, self._last_fused, self._last_way, self._known_tables = {}, None, None, {}
@@ -173,6 +152,10 @@ class FusedOwner(torch.nn.Module):
         hooks = load_hooks(self)
         for key in [key for key, hook in hooks.items() if hook is _follow_tables]:
             del hooks[key]
+
+    def _may_be_stale(self) -> bool:
+        """Say whether rows can become stale: only in modes whose gradients are not dense."""
+        return self._grad_mode not in (None, "dense")
 
     def _may_fuse(self) -> bool:
         """Say whether the grad_mode allows fused lookups."""

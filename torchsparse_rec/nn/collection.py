@@ -11,19 +11,18 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._torch import as_stored, is_seen, untraced
+from .._torch import as_stored, is_seen
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
-from ..ops.embedding_collection import lookup
 from ..tables.stale import are_trained
 from ..tables.table import are_same
 from ..typing import GradMode
 from ..variable.read_write_lock import ReadWriteLock, reading
 from ._growing import rows_of_keys
-from ._lookup import WHY_UNTRACED, growing_untraced
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
-from ._read import look_up_stale, read
+from ._refusals import growing_untraced
+from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
@@ -32,11 +31,6 @@ from .plan import Ids, Plan, counts_of, joined
 
 # Of a larger max_norm float32 has no square.
 _LARGEST_NORM = 1e19
-
-
-@untraced(reason=WHY_UNTRACED)
-def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
-    return collection._look_up_part(*arguments)
 
 
 class CollectionTable(TableOwner):
@@ -217,7 +211,7 @@ class Collection(HasGradMode):
                 kinds = self._kinds(plan, weights, ids)
                 result = self._look_up_rows(plan, weights, ids, kinds)
                 if kinds.count(kinds[0]) == len(kinds) and not self._clips:
-                    self._keep_way((), plan, kinds[0], range(len(weights)), weights)
+                    keep_way(self, plan, kinds[0], range(len(weights)), weights)
                 return result
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return growing_untraced(self._look_up, places, ids, lengths)  # type: ignore[no-any-return]
@@ -271,7 +265,7 @@ class Collection(HasGradMode):
         tables = range(len(weights)) if tables is None else tables
         alike = kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1
         if alike and not self._clips:
-            return self._look_up_part(tables, weights, kinds[0], plan, ids)
+            return look_up(self, tables, weights, kinds[0], plan, ids)
         clips = [self._max_norms[table] for table in tables]
         parts: dict[tuple[str, torch.dtype, float | None], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
@@ -279,59 +273,27 @@ class Collection(HasGradMode):
         results = []
         for (kind, _, clip), chosen in parts.items():
             part = plan.part(chosen)
-            look_up = partial(self._look_up_part, [tables[k] for k in chosen], [weights[k] for k in chosen], kind)
-            result = look_up(part, ids) if clip is None else look_up_clipped(look_up, part, ids, clip)
+            look_up_some = partial(look_up, self, [tables[k] for k in chosen], [weights[k] for k in chosen], kind)
+            result = look_up_some(part, ids) if clip is None else look_up_clipped(look_up_some, part, ids, clip)
             results.append((plan.lookups_of(chosen), result, part.sizes(ids)))
         return joined(results)
 
-    def _look_up_part(self, tables: Sequence[int], weights: list[Parameter], kind: str, part: Plan, ids: Ids) -> Tensor:
-        """Look up some tables by a plan of their own; they have one dtype and gradients of one kind."""
-        if kind == "sparse" and torch.compiler.is_compiling():
-            return _look_up_untraced(self, tables, weights, kind, part, ids)
-        if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
-            ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
-        if kind == "fused":
-            return self._look_up_fused(part, tables, ids)
-        marks = None
-        if torch.compiler.is_compiling():
-            if self._reads_in_graph(weights):
-                return self._read_in_graph(part, tables, ids)
-        else:
-            its = self._table_set(tables, weights)
-            if its.is_stale():
-                return look_up_stale(part, kind, its, ids) if torch.is_grad_enabled() else read(part, its, ids)[0]
-            marks = its.marks() if kind == "sparse" else None
-        return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse", marks)[0]  # type: ignore[arg-type]
-
     def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids, tables: Sequence[int] | None = None) -> list[str]:
         """Return the layout of each table's gradient."""
-        if torch.compiler.is_exporting():
-            return [self._kind_to_export(self._grad_mode)] * len(weights)
-        if not torch.is_grad_enabled():
-            return ["dense"] * len(weights)
-        if self._grad_mode != "auto":
-            kind: str = self._grad_mode or "dense"
-            self._check_shards(kind)
-            if kind != "fused" or are_trained(weights):
-                return [kind] * len(weights)
-            return [kind if _can_be_fused(weight) else "dense" for weight in weights]
-        chosen = self._tables if tables is None else [self._tables[k] for k in tables]
-        counts: list[int | None] = [None] * len(weights)
-        if not torch.compiler.is_compiling() and not all(table.auto.frozen for table in chosen):
-            by_key = _ids_of_keys(ids)
+        autos: list[AutoChoice] = []
+        if self._grad_mode == "auto":
+            its = self._tables
+            autos = [table.auto for table in its] if tables is None else [its[k].auto for k in tables]
+
+        def counts() -> list[int]:
+            by_key, by_table = _ids_of_keys(ids), [0] * len(weights)
             for table, key in zip(plan.tables, plan.keys, strict=True):
-                counts[table] = (counts[table] or 0) + by_key[key]
-        asked = range(len(weights))
-        if not are_trained(weights):
-            asked = [k for k in asked if _can_be_fused(weights[k])]  # type: ignore[assignment]
-        autos = [chosen[k].auto for k in asked]
+                by_table[table] += by_key[key]
+            return by_table
+
         # A table that other calls look up without the rest must find the same mode in all of them.
         together = len(weights) == len(self._configs)
-        kinds = ["dense"] * len(weights)
-        made = self._auto_kinds(autos, [weights[k] for k in asked], [counts[k] for k in asked], together)
-        for k, kind in zip(asked, made, strict=True):
-            kinds[k] = kind
-        return kinds
+        return gradient_kinds(self, weights, autos, counts, together)
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """

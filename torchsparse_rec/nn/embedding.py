@@ -13,9 +13,10 @@ from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ..typing import GradMode
-from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, renormalise, rows_like
-from ._route import Way
-from .grad_mode import GradModeMixin, forward_untraced
+from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, rows_like
+from ._refusals import lookup_untraced
+from ._route import PLAIN, Way, bare_table, kept_way
+from .grad_mode import GradModeMixin
 from .plan import Ids
 
 __all__ = ["Embedding"]
@@ -83,6 +84,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         tensor([[1, 2, 4]])
     """
 
+    _operator = "embedding"
+
     def __init__(
         self,
         num_embeddings: int,
@@ -117,18 +120,18 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``; see the class."""
-        weight = self._bare_table()
+        weight = bare_table(self)
         if weight is not None and type(input) is Tensor and input.dtype in ID_DTYPES:
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
-        way = self._way_again(input)
+        way = kept_way(self, input)
         if way is None:
             check_ids("Embedding", input)
             if input.is_nested:
                 return nested_like(input, self(input.values()))
             if torch.compiler.is_compiling():
                 weight = self._stored_weight()
-                if self._is_untraceable(weight, input.numel()):
-                    return forward_untraced(self, input)
+                if self._is_outside(weight, input.numel()):
+                    return lookup_untraced(self.forward, input)  # type: ignore[no-any-return]
                 with as_stored():
                     return self._look_up(weight, input)
         try:
@@ -164,16 +167,12 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     _output = staticmethod(rows_like)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
-        kind = self._gradient_kind(weight, input.numel())
-        if self.max_norm is not None:
-            if not torch.compiler.is_compiling():
-                self._flush()
-            renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
-        if self._is_plain(weight, kind):
+        kind, way = self._begin(weight, input)
+        if way == PLAIN:
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
         count = input.numel()
         ids = Ids(input if input.dim() == 1 else input.reshape(-1), None, None, (count,), True)
-        rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
+        rows = self._look_up_otherwise(way, kind, weight, SUM, self.padding_idx, ids)
         return rows if input.dim() == 1 else rows.view(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:

@@ -15,9 +15,11 @@ from ..ops.embedding import check_not_empty, look_up_bare, padding_number, with_
 from ..ops.jagged import nested_to_jagged
 from ..tables.stale import StaleParameter
 from ..typing import GradMode, Pooling
-from ._lookup import ID_DTYPES, bad_id, check_ids, pool, renormalise
+from ._lookup import ID_DTYPES, bad_id, check_ids, pool
+from ._refusals import lookup_untraced
+from ._route import PLAIN, bare_table, kept_way
 from .embedding import check_padding_idx
-from .grad_mode import GradModeMixin, forward_untraced
+from .grad_mode import GradModeMixin
 from .gradients import coalesced_mark
 from .plan import Ids
 
@@ -106,6 +108,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
                 [2.0000]])
     """
 
+    _operator = "embedding_bag"
+
     def __init__(
         self,
         num_embeddings: int,
@@ -144,16 +148,16 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``; see the class."""
-        weight = self._bare_table()
+        weight = bare_table(self)
         if weight is not None and per_sample_weights is None and type(input) is type(offsets) is Tensor:
             if input.dim() == offsets.dim() == 1 and input.dtype in ID_DTYPES:
                 return self._look_up_bare(weight, input, offsets)
         bags = self._bags(input, offsets, per_sample_weights)
-        way = self._way_again(bags[0], bags[2])
+        way = kept_way(self, bags[0], bags[2])
         weight = self._stored_weight()
         if way is None and torch.compiler.is_compiling():
-            if self._is_untraceable(weight, bags[0].shape[0]):
-                return forward_untraced(self, input, offsets, per_sample_weights)
+            if self._is_outside(weight, bags[0].shape[0]):
+                return lookup_untraced(self.forward, input, offsets, per_sample_weights)  # type: ignore[no-any-return]
             with as_stored():
                 return self._look_up(weight, *bags)
         try:
@@ -200,17 +204,13 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
     def _look_up(
         self, weight: Parameter, ids: Tensor, offsets: Tensor, weights: Tensor | None, include_last: bool
     ) -> Tensor:
-        kind = self._gradient_kind(weight, ids.shape[0])
-        if self.max_norm is not None:
-            if not torch.compiler.is_compiling():
-                self._flush()
-            renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
-        if self._is_plain(weight, kind):
+        kind, way = self._begin(weight, ids)
+        if way == PLAIN:
             options = (self.mode, self.padding_idx, self.scale_grad_by_freq, kind == "sparse", include_last)
             return pool(weight, ids, offsets, weights, *options)
         ends = with_last_offset(offsets, ids.shape[0], include_last)
         its = Ids(ids, ends, weights, (ends.shape[0] - 1,), True)
-        return self._look_up_otherwise(kind, weight, POOLING[self.mode], self.padding_idx, its)
+        return self._look_up_otherwise(way, kind, weight, POOLING[self.mode], self.padding_idx, its)
 
     def _bags(
         self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None

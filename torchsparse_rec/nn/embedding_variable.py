@@ -18,8 +18,10 @@ from ..variable.arguments import check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows, begin
 from ._keyed_checkpoints import KeyedCheckpoints
-from ._lookup import check_ids, growing_untraced, look_up, rows_like
+from ._lookup import check_ids, look_up, rows_like
 from ._read import TableSet, read
+from ._refusals import growing_untraced
+from ._route import PLAIN, route
 from .auto import AutoChoice
 from .plan import Ids, Plan
 
@@ -234,11 +236,11 @@ class EmbeddingVariable(KeyedCheckpoints):
     def _values(self, rows: Tensor, kind: str) -> Tensor:
         """Return some rows of the weight, with a gradient of a kind."""
         weight = self._stored_weight()
-        if self._is_plain(weight, kind):
+        way = route(self, (0,), [weight], kind)
+        if way == PLAIN:
             return look_up(weight, rows, None, False, kind == "sparse")
-        return self._look_up_otherwise(kind, weight, SUM, None, Ids(rows, None, None, (len(rows),), False)).reshape(
-            len(rows), self.embedding_dim
-        )
+        ids = Ids(rows, None, None, (len(rows),), False)
+        return self._look_up_otherwise(way, kind, weight, SUM, None, ids).reshape(len(rows), self.embedding_dim)
 
     def _values_of_present(self, ids: Tensor) -> Tensor:
         """Look up without inserting, with a gradient to rows of the first tier; other rows stay where they are."""

@@ -18,7 +18,8 @@ from ..tables.part import Part
 from ..tables.table import table_if_any
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
-from ._lookup import growing_untraced
+from ._refusals import growing_untraced
+from ._route import PLAIN, look_up_by, route
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
 from .gradients import coalesced_mark
@@ -197,16 +198,17 @@ class SparseTables:
 def _look_up(owners: Sequence[Any], plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> list[Tensor]:
     groups: dict[tuple, list[int]] = {}
     for k, (owner, weight, kind) in enumerate(zip(owners, weights, kinds, strict=True)):
-        alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
-        groups.setdefault((kind, weight.dtype, k if alone else -1), []).append(k)
+        alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter)
+        way = route(owner, (0,), [weight], kind) if alone else PLAIN
+        groups.setdefault((kind, weight.dtype, way, -1 if way == PLAIN else k), []).append(k)
     results: dict[int, Tensor] = {}
-    for (kind, dtype, alone), tables in groups.items():
+    for (kind, dtype, way, alone), tables in groups.items():
         part = plan.part(tables)
         its = ids
         if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != dtype:
             its = ids._replace(per_sample_weights=ids.per_sample_weights.to(dtype))
         if alone >= 0:
-            made = _look_up_alone(owners[alone], weights[alone], kind, part, its)
+            made = _look_up_alone(way, owners[alone], weights[alone], kind, part, its)
         else:
             chosen = [weights[k] for k in tables]
             marks = list(map(coalesced_mark, chosen)) if kind == "sparse" else None
@@ -216,11 +218,11 @@ def _look_up(owners: Sequence[Any], plan: Plan, weights: list[Parameter], ids: I
     return [results[number] for number in range(len(plan.tables))]
 
 
-def _look_up_alone(owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
+def _look_up_alone(way: str, owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
     """Look up a table that only its module can read and update."""
     if not owner.scale_grad_by_freq:
         with as_stored():
-            return owner._look_up_by(part, kind, weight, ids)  # type: ignore[no-any-return]
+            return look_up_by(way, owner, (0,), [weight], kind, part, ids)
     pieces = []
     for key, mode in zip(part.keys, part.modes, strict=True):
         firsts = sum(ids.bags[:key])
@@ -231,7 +233,7 @@ def _look_up_alone(owner: Any, weight: Parameter, kind: str, part: Plan, ids: Id
         one = Ids(ids.indices[begin:end], offsets - begin, weights, (ids.bags[key],), True)
         padding = None if part.padding[0] < 0 else part.padding[0]
         with as_stored():
-            pieces.append(owner._look_up_otherwise(kind, weight, mode, padding, one).reshape(-1))
+            pieces.append(owner._look_up_otherwise(way, kind, weight, mode, padding, one).reshape(-1))
     return torch.cat(pieces)
 
 
