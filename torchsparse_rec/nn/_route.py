@@ -6,8 +6,8 @@ Single modules, collections and :func:`lookup_sparse` ask the same two questions
 tables have gradients of one kind:
 
 * ``"plain"``: rows as they are stored. No row is stale. Forward: ``embedding_collection``, for a single module
-  ``embedding`` or ``embedding_bag`` (``aten::embedding`` for a few ids). Gradient: ``..._dense_backward`` or
-  ``..._coo_backward``. In a graph the same operators, with dense gradients.
+  ``embedding`` or ``embedding_bag`` (``aten::embedding`` for a few ids). Gradient: ``embedding_collection_`` or
+  ``embedding_``, then ``dense_backward`` or ``coo_backward``. In a graph the same operators, with dense gradients.
 * ``"current"``: an optimizer has left rows stale, and they are read up to date. Forward:
   ``embedding_collection_current``. Gradient: ``embedding_collection_dense_backward`` or ``..._coo_backward``. In a
   graph ``current_lookup``, without a gradient to the tables.
@@ -200,7 +200,9 @@ def explained(module: FusedOwner, weight: Parameter, kind: str) -> str:
     way = FUSED if kind == "fused" else CURRENT if stale else PLAIN
     forward = module._operator if way == PLAIN else "embedding_collection_current" if stale else "embedding_collection"
     scaled = getattr(module, "scale_grad_by_freq", False)
-    gradient = module._operator if way == PLAIN else "embedding" if scaled else "embedding_collection"
+    gradient = (
+        module._operator.removesuffix("_bag") if way == PLAIN else "embedding" if scaled else "embedding_collection"
+    )
     if way != FUSED:
         gradient += "_coo_backward" if kind == "sparse" else "_dense_backward"
     else:

@@ -241,6 +241,7 @@ def explain(model: torch.nn.Module) -> str:
     Example:
         >>> print(explain(torch.nn.Sequential(Embedding(10, 3))))
         0: Embedding: grad_mode=None -> dense (follows sparse=False)
+          route: plain: forward embedding, gradient embedding_dense_backward
           table: 10 rows x 3, 4 bytes an element, 120 bytes
     """
     _check_model("explain", model)
