@@ -129,6 +129,8 @@ void start_kernel(Stream stream, int64_t blocks, int64_t threads, size_t shared_
 }
 #endif
 
+class KeptUploads;  // cuda/uploads.cuh
+
 // ---- One operator call ----------------------------------------------------------------------------------------------
 
 // Raises what the device's kernels have recorded, else gives the sink of a new call.
@@ -138,9 +140,11 @@ ErrorSink begin_errors(const char* op, int32_t device, Stream stream);
 // stream, and owns the call's scratch memory. Nothing here waits for the device but read_back.
 class DeviceCall {
  public:
-  DeviceCall(const char* op, const Tensor& x)
+  // uploads: what earlier calls like this one have sent, or null.
+  DeviceCall(const char* op, const Tensor& x, KeptUploads* uploads = nullptr)
       : op_(op),
         like_(x),
+        uploads_(uploads),
         guard_(x.get_device_index()),
         stream_(current_stream(x.get_device_index())),
         errors_(begin_errors(op, x.get_device_index(), stream_)) {}
@@ -148,7 +152,11 @@ class DeviceCall {
   DeviceCall& operator=(const DeviceCall&) = delete;
 
   const char* op() const { return op_; }
+  int32_t device() const { return like_.get_device_index(); }
   Stream stream() const { return stream_; }
+  KeptUploads* uploads() const { return uploads_; }
+  // How many have been asked for.
+  size_t next_upload() { return next_upload_++; }
   // Where this call's kernels report bad values.
   const ErrorSink& errors() const { return errors_; }
 
@@ -203,6 +211,8 @@ class DeviceCall {
  private:
   const char* op_;
   Tensor like_;
+  KeptUploads* uploads_;
+  size_t next_upload_ = 0;
   DeviceGuard guard_;
   Stream stream_;
   ErrorSink errors_;

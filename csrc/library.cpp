@@ -146,6 +146,23 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base, bool maximize,"
       " int[] rounding_seeds, int[] whole=[]) -> ()");
 
+  // collection_plan
+  m.def(
+      "collection_plan(Tensor[] weights, Tensor[] states, Tensor[] last_steps, int[] tables, int[] keys, int[] modes,"
+      " int[] padding_idx, bool maximize, int[] rounding_seeds, int[] whole) -> int");
+  m.def("collection_plan_free(Tensor probe, int plan) -> ()");
+  m.def(
+      "planned_collection(Tensor[] weights, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, int[] bags,"
+      " bool side_by_side, int plan) -> (Tensor output, Tensor argmax)");
+  m.def(
+      "planned_collection_current(Tensor[] weights, Tensor history, Tensor indices, Tensor? offsets,"
+      " Tensor? per_sample_weights, int[] bags, bool side_by_side, int rule, float[] hyperparameters, int step,"
+      " int base, int plan) -> (Tensor output, Tensor argmax)");
+  m.def(
+      "planned_collection_update_(Tensor(a!)[] weights, Tensor? history, Tensor grad, Tensor indices, Tensor? offsets,"
+      " Tensor? per_sample_weights, Tensor? argmax, int[] bags, bool side_by_side, int rule, float[] hyperparameters,"
+      " int step, int base, int plan) -> ()");
+
   // row_update
   m.def(
       "row_update(Tensor(a!) weight, Tensor(b!)? state0, Tensor(c!)? state1, Tensor(d!)? state2, Tensor grad,"

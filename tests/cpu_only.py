@@ -1,4 +1,4 @@
-"""The operators that have no CUDA kernel, and why: the one list that the tests of registrations read."""
+"""The operators to which not every rule of operators applies, and why: the lists that the tests of these rules read."""
 
 from __future__ import annotations
 
@@ -17,3 +17,12 @@ CPU_ONLY = dict.fromkeys(
     ],
     _FILES,
 )
+
+# Operators that stand for others, by the number of a plan: no compiler, transform or mode sees what that is.
+PLANNED = {
+    "collection_plan",
+    "collection_plan_free",
+    "planned_collection",
+    "planned_collection_current",
+    "planned_collection_update_",
+}

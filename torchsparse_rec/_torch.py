@@ -106,6 +106,13 @@ def is_seen() -> bool:
     return getattr(forward_ad, "_current_level", -1) >= 0
 
 
+def is_plain(ids: Tensor, weight: Tensor) -> bool:
+    """Say whether a lookup that no compiler traces goes to the kernels of CPU or CUDA, seen by autograd at most."""
+    if type(ids) is not Tensor or _transforms() is not None or _modes() > 0:
+        return False
+    return not weight.is_meta and getattr(forward_ad, "_current_level", -1) < 0
+
+
 # Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
 # where torch does not tell.
 is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
@@ -188,6 +195,18 @@ def see_swapped(see: Callable[[Tensor], None]) -> None:
         swap(t1, t2)
 
     torch.utils.swap_tensors = seeing  # type: ignore[assignment]
+
+
+def entry_of(operator: Any) -> Callable[..., Any]:
+    """Return the function in C++ by which an operator's own call goes to the dispatcher."""
+    return getattr(operator, "_op", operator)
+
+
+def call_kernel(operator: Any, x: Tensor, *arguments: Any) -> Any:
+    """Call an operator's kernel for the device of ``x``, its first argument, whoever wants to see operators now."""
+    keys = torch._C.DispatchKey
+    key = keys.CUDA if torch._C._dispatch_keys(x).has(keys.CUDA) else keys.CPU
+    return operator.redispatch(torch._C.DispatchKeySet(key), x, *arguments)
 
 
 # Say whether torch.jit.trace runs, by one call.

@@ -1,10 +1,16 @@
 // The input of a collection on the CPU: what its operators share.
 #pragma once
-#include "../embedding_collection.h"
+#include "../collection_plan.h"
 #include "embedding_bags.h"
 #include "table_rows.h"
 
 namespace tsr {
+
+// What a plan keeps for calls on the CPU.
+struct NothingKept {
+  static constexpr int64_t kSign = 1;
+};
+using CpuPlans = CollectionPlans<NothingKept>;
 
 // Bags and their items, checked but for the ids. The tensors must be contiguous and outlive this.
 template <class I>

@@ -191,9 +191,33 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cpu(
   return {results.output, results.argmax};
 }
 
+std::tuple<Tensor, Tensor> planned_collection_cpu(const std::vector<Tensor>& weights, const Tensor& indices,
+                                                  const std::optional<Tensor>& offsets,
+                                                  const std::optional<Tensor>& per_sample_weights,
+                                                  const std::vector<int64_t>& bags, bool side_by_side, int64_t plan) {
+  const auto p = CpuPlans::all().at("planned_collection", plan);
+  return embedding_collection_cpu(weights, indices, offsets, per_sample_weights, p->tables, p->keys, p->modes, bags,
+                                  p->padding_idx, side_by_side, /*sparse=*/false);
+}
+
+std::tuple<Tensor, Tensor> planned_collection_current_cpu(
+    const std::vector<Tensor>& weights, const Tensor& history, const Tensor& indices,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
+    const std::vector<int64_t>& bags, bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
+    int64_t step, int64_t base, int64_t plan) {
+  const auto p = CpuPlans::all().at("planned_collection_current", plan);
+  return embedding_collection_current_cpu(weights, p->states, p->last_steps, history, indices, offsets,
+                                          per_sample_weights, p->tables, p->keys, p->modes, bags, p->padding_idx,
+                                          side_by_side, rule, hyperparameters, step, base);
+}
+
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "embedding_collection", &tsr::embedding_collection_cpu);
   TSR_IMPL(m, "embedding_collection_current", &tsr::embedding_collection_current_cpu);
+  TSR_IMPL(m, "collection_plan", &tsr::collection_plan<tsr::NothingKept>);
+  TSR_IMPL(m, "collection_plan_free", &tsr::collection_plan_free<tsr::NothingKept>);
+  TSR_IMPL(m, "planned_collection", &tsr::planned_collection_cpu);
+  TSR_IMPL(m, "planned_collection_current", &tsr::planned_collection_current_cpu);
 }

@@ -1,11 +1,14 @@
 // What the operators on collections of lookups share.
 #pragma once
 #include "../cuda.h"
-#include "../embedding_collection.h"
+#include "../collection_plan.h"
 #include "bags.cuh"
 #include "pool_parts_kernels.cuh"
+#include "uploads.cuh"
 
 namespace tsr {
+
+using DevicePlans = CollectionPlans<KeptUploads>;
 
 // The input of a call, as kernels read it.
 struct CollectionInput {

@@ -29,9 +29,9 @@ void write_gradients(DeviceCall& call, const CollectionGradient& in, const Colle
       const Tensor& out = outputs[static_cast<size_t>(groups.tables[w])];
       part.first_offset = first_groups[w];
       part.bags = first_groups[w + 1] - first_groups[w];
-      part.out = out.data_ptr();
+      part.out = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out.data_ptr()));
       part.out_stride = part.columns;
-      part.out_aligned = moves_wide(part.out, part.columns, part.columns, sizeof(T));
+      part.out_aligned = moves_wide(out.data_ptr(), part.columns, part.columns, sizeof(T));
       list.add(part);
     }
     PartInputs<T> inputs = inputs_of_groups<T>(call, groups);

@@ -26,7 +26,7 @@ struct ResultView : PartView<A> {
   __device__ void store_row(int64_t bag, const RowTile& tile, const Vector<A, width>& row) const {
     with_weight_type<A>(inputs.optimizer.weight_dtype, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
-      T* const to = static_cast<T*>(this->part.out) + bag * this->part.out_stride + tile.column;
+      T* const to = this->template results<T>() + bag * this->part.out_stride + tile.column;
       store_each<width>(to, this->columns - tile.column, this->part.out_aligned != 0,
                         [&](int c) { return static_cast<T>(row.at[c]); });
     });
@@ -70,20 +70,19 @@ __device__ void add_entries(const CurrentView<A, Rules>& p, const RowTile& tile,
   if (any_bad && p.report && tile.first_lane) report_entries(p, begin, n);
 }
 
-std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const Tensor& history, const Tensor& indices, const std::optional<Tensor>& offsets,
-    const std::optional<Tensor>& per_sample_weights, const std::vector<int64_t>& tables,
-    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
-    const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule_value,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
+std::tuple<Tensor, Tensor> look_up_current(KeptUploads* uploads, const std::vector<Tensor>& weights,
+                                           const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+                                           const Tensor& history, const Tensor& indices,
+                                           const std::optional<Tensor>& offsets,
+                                           const std::optional<Tensor>& per_sample_weights,
+                                           const CollectionLists& lists, int64_t rule_value,
+                                           const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
   const char* op = "embedding_collection_current";
-  const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c = check_collection_lookups(op, weights, indices, offsets, per_sample_weights, lists);
   const std::optional<Tensor> given_history(history);
   const OptimizerRule rule =
       check_collection_current(op, weights, states, last_steps, given_history, rule_value, hyperparameters, step, base);
-  DeviceCall call(op, weights[0]);
+  DeviceCall call(op, weights[0], uploads);
   Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
   const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, hyperparameters, step, base};
   with_accumulator(weights[0].scalar_type(), [&](auto tag) {
@@ -93,7 +92,7 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
       constexpr int width = kLaneColumns<A>;
       for (size_t k = 0; k < weights.size(); ++k) f.tables.push_back(on_device + k);
       CurrentInputs<A> in;
-      static_cast<PartInputs<A>&>(in) = inputs_of<A>(call, f.input);
+      static_cast<PartInputs<A>&>(in) = inputs_of<A>(call, f);
       in.weights = static_cast<const A*>(accumulated(call, per_sample_weights));
       in.optimizer = step_call;
       // Weights of 1 add up to the bits of a plain sum.
@@ -104,7 +103,31 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
   return {f.out, f.argmax};
 }
 
+std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
+    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+    const Tensor& history, const Tensor& indices, const std::optional<Tensor>& offsets,
+    const std::optional<Tensor>& per_sample_weights, const std::vector<int64_t>& tables,
+    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+    const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule,
+    const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
+  return look_up_current(nullptr, weights, states, last_steps, history, indices, offsets, per_sample_weights,
+                         {tables, keys, modes, bags, padding_idx, side_by_side}, rule, hyperparameters, step, base);
+}
+
+std::tuple<Tensor, Tensor> planned_collection_current_cuda(
+    const std::vector<Tensor>& weights, const Tensor& history, const Tensor& indices,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
+    const std::vector<int64_t>& bags, bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
+    int64_t step, int64_t base, int64_t plan) {
+  const auto p = DevicePlans::all().at("planned_collection_current", plan);
+  return look_up_current(&p->kept, weights, p->states, p->last_steps, history, indices, offsets, per_sample_weights,
+                         p->lists(bags, side_by_side), rule, hyperparameters, step, base);
+}
+
 }  // namespace
 }  // namespace tsr
 
-TSR_CUDA_KERNELS(m) { TSR_IMPL(m, "embedding_collection_current", &tsr::embedding_collection_current_cuda); }
+TSR_CUDA_KERNELS(m) {
+  TSR_IMPL(m, "embedding_collection_current", &tsr::embedding_collection_current_cuda);
+  TSR_IMPL(m, "planned_collection_current", &tsr::planned_collection_current_cuda);
+}

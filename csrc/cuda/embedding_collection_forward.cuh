@@ -22,9 +22,18 @@ inline Forward start_forward(DeviceCall& call, const Collection& c, ScalarType d
           {}};
 }
 
+template <class T>
+PartInputs<T> inputs_of(const DeviceCall& call, const Forward& f) {
+  PartInputs<T> in = inputs_of<T>(call, f.input);
+  in.out = reinterpret_cast<uintptr_t>(f.out.data_ptr());
+  in.argmax = static_cast<int64_t*>(f.argmax.data_ptr());
+  return in;
+}
+
 // The lookups of mode max, or those of all other modes. width: the columns that a lane owns.
 inline PartList forward_parts(const Forward& f, int width, bool of_max) {
   const size_t size = f.out.element_size();
+  const uint8_t* const first = static_cast<const uint8_t*>(f.out.data_ptr());
   const std::vector<int64_t> bounds = index_bounds(f.c);
   PartList list(width, static_cast<int>(16 / size));
   for (size_t l = 0; l < f.c.lookups.size(); ++l) {
@@ -33,12 +42,12 @@ inline PartList forward_parts(const Forward& f, int width, bool of_max) {
     Part part = part_of(f.c, lookup, bounds[l]);
     part.rows = f.tables[static_cast<size_t>(lookup.table)];
     part.row_stride = part.columns = static_cast<int32_t>(lookup.dim);
-    part.out = static_cast<uint8_t*>(f.out.data_ptr()) + static_cast<size_t>(lookup.output) * size;
+    part.out = lookup.output * static_cast<int64_t>(size);
     part.out_stride = lookup.stride;
     part.divisor = of_max ? Divisor::kOne : divisor_of(lookup.mode);
     part.rows_aligned = moves_wide(part.rows, lookup.dim, lookup.dim, size);
-    part.out_aligned = moves_wide(part.out, lookup.stride, lookup.dim, size);
-    if (of_max) part.argmax = static_cast<int64_t*>(f.argmax.data_ptr()) + lookup.argmax;
+    part.out_aligned = moves_wide(first + part.out, lookup.stride, lookup.dim, size);
+    if (of_max) part.argmax = lookup.argmax;
     list.add(part);
   }
   return list;

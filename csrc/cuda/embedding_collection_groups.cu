@@ -27,11 +27,12 @@ CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, co
       if (result.first[l] < 0) continue;
       Part part = part_of(c, c.lookups[l], bounds[l]);
       part.divisor = divisor_of(c.lookups[l].mode);
-      part.out = divisors + result.first[l];
+      part.out = result.first[l] * static_cast<int64_t>(sizeof(A));
       list.add(part);
     }
     PartInputs<A> in = inputs_of<A>(call, input);
     in.weights = static_cast<const A*>(weights);
+    in.out = reinterpret_cast<uintptr_t>(divisors);
     launch_parts<DivisorOnly<A>, PartView<A>>(call, list, in, most_entries(c, input.items, has_divisors));
   });
   return result;

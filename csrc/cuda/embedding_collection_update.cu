@@ -57,18 +57,21 @@ struct StepInputs : GradientInputs<A> {
 };
 
 // One block: the groups of each part, and the blocks that step them. What it writes is what `in.parts` reads from then
-// on.
+// on: parts as they were given, with their groups and rows, those of grad.
 template <class A>
-__global__ void place_groups_kernel(const __grid_constant__ StepInputs<A> in, RowRuns runs, Part* parts,
-                                    int64_t* bounds, int64_t* first_blocks) {
+__global__ void place_groups_kernel(const __grid_constant__ StepInputs<A> in, RowRuns runs, const Part* given,
+                                    const void* grad, Part* parts, int64_t* bounds, int64_t* first_blocks) {
   for (int64_t w = threadIdx.x; w <= in.parts.count; w += blockDim.x) {
     bounds[w] = first_group(runs, in.first_rows[w], [&](int64_t j) { return in.sorted.key(j); });
   }
   __syncthreads();
   const auto place = [&](int64_t w) {
     const int64_t groups = bounds[w + 1] - bounds[w], teams = kStepThreads >> in.tables[w].lanes_log2;
-    parts[w].first_offset = bounds[w];
-    parts[w].bags = groups;
+    Part part = given[w];
+    part.rows = grad;
+    part.first_offset = bounds[w];
+    part.bags = groups;
+    parts[w] = part;
     return (groups + teams - 1) / teams;
   };
   write_sums_before(in.parts.count, place, first_blocks);
@@ -174,6 +177,7 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   int64_t columns = 0, least_teams = kStepThreads;
   for (size_t w = 0; w < tables.size(); ++w) {
     Part part = part_of_groups(gradient, groups, w);
+    part.rows = nullptr;
     deal_lanes(part, width, wide);
     listed.push_back(part);
     columns = std::max<int64_t>(columns, part.columns);
@@ -183,7 +187,7 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   const size_t parts_place = uploads.add(listed), tables_place = uploads.add(tables);
   group_entries(call, gradient, input, groups, uploads);
   if (capacity == 0) return;
-  Part* const parts = uploads.at<Part>(parts_place);
+  Part* const parts = call.workspace<Part>(count);
   const RowRuns runs = row_runs(call, groups.groups);
   int64_t* const bounds = call.workspace<int64_t>(count + 1);
   int64_t* const first_blocks = call.workspace<int64_t>(count + 1);
@@ -196,29 +200,27 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   in.first_rows = groups.first_rows_there;
   in.sorted = groups.groups.sorted();
   in.optimizer = optimizer_call<A>(call, arguments);
-  launch(call, {1}, place_groups_kernel<A>, in, runs, parts, bounds, first_blocks);
+  launch(call, {1}, place_groups_kernel<A>, in, runs, uploads.at<Part>(parts_place), groups.grad, parts,
+         bounds, first_blocks);
   pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);
   // No more than keep a large device busy: how many there is work for is known on the device alone.
   const LaunchShape shape{std::min(capacity / least_teams + count, kFullDevice / kStepThreads + 1), kStepThreads};
   with_rules(in.optimizer, [&](auto rules) { launch(call, shape, collection_update_kernel<decltype(rules), A>, in); });
 }
 
-void embedding_collection_update_cuda(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const std::optional<Tensor>& history, const Tensor& grad, const Tensor& indices,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
-    const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
-    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule_value,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-    const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
-  const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
+void update(KeptUploads* uploads, const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+            const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history, const Tensor& grad,
+            const Tensor& indices, const std::optional<Tensor>& offsets,
+            const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+            const CollectionLists& lists, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale,
+            int64_t rule_value, const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
+            const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
   const Collection c =
       check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax, lists, wanted);
   const CollectionStep checked = check_collection_step(c, weights, states, last_steps, history, wanted, grad_scale,
                                                        rule_value, hyperparameters, step, base, rounding_seeds, whole);
   if (checked.weights.empty()) return;
-  DeviceCall call(c.op, weights[0]);
+  DeviceCall call(c.op, weights[0], uploads);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
   const OptimizerArguments arguments{checked.rule, hyperparameters,          step,    base,
                                      step - 1,     weights[0].scalar_type(), history, grad_scale,
@@ -231,7 +233,36 @@ void embedding_collection_update_cuda(
   });
 }
 
+void embedding_collection_update_cuda(
+    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+    const std::optional<Tensor>& history, const Tensor& grad, const Tensor& indices,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
+    const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule,
+    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
+    const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
+  update(nullptr, weights, states, last_steps, history, grad, indices, offsets, per_sample_weights, argmax,
+         {tables, keys, modes, bags, padding_idx, side_by_side}, wanted, grad_scale, rule, hyperparameters, step, base,
+         maximize, rounding_seeds, whole);
+}
+
+void planned_collection_update_cuda(const std::vector<Tensor>& weights, const std::optional<Tensor>& history,
+                                    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                                    const std::optional<Tensor>& per_sample_weights,
+                                    const std::optional<Tensor>& argmax, const std::vector<int64_t>& bags,
+                                    bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
+                                    int64_t step, int64_t base, int64_t plan) {
+  const auto p = DevicePlans::all().at("planned_collection_update_", plan);
+  update(&p->kept, weights, p->states, p->last_steps, history, grad, indices, offsets, per_sample_weights, argmax,
+         p->lists(bags, side_by_side), p->wanted, /*grad_scale=*/std::nullopt, rule, hyperparameters, step, base,
+         p->maximize, p->rounding_seeds, p->whole);
+}
+
 }  // namespace
 }  // namespace tsr
 
-TSR_CUDA_KERNELS(m) { TSR_IMPL(m, "embedding_collection_update_", &tsr::embedding_collection_update_cuda); }
+TSR_CUDA_KERNELS(m) {
+  TSR_IMPL(m, "embedding_collection_update_", &tsr::embedding_collection_update_cuda);
+  TSR_IMPL(m, "planned_collection_update_", &tsr::planned_collection_update_cuda);
+}

@@ -26,6 +26,8 @@ struct PartInputs {
   const int64_t* winners = nullptr;        // what entries won of, as in argmax of embedding_collection
   const int64_t* won_at = nullptr;         // [entries]: where an entry's bag begins in winners; -1: it takes it all
   const int64_t* positions = nullptr;      // [entries]
+  uintptr_t out = 0;                       // 0 where parts have results of their own
+  int64_t* argmax = nullptr;
   bool report = true;
   ErrorSink errors{};
 };
@@ -71,7 +73,12 @@ struct PartView {
         indices(in_.indices),
         weights(in_.weights),
         report(in_.report),
-        divisors(static_cast<acc_t<T>*>(p.out)) {}
+        divisors(results<acc_t<T>>()) {}
+
+  template <class R>
+  __device__ R* results() const {
+    return reinterpret_cast<R*>(in.out + static_cast<uintptr_t>(part.out));
+  }
 
   __device__ bool in_range(int64_t index) const { return static_cast<uint64_t>(index) < static_cast<uint64_t>(rows); }
   __device__ bool is_allowed(int64_t index) const {
@@ -91,7 +98,7 @@ struct PartView {
   }
   template <int width>
   __device__ void store_row(int64_t bag, const RowTile& tile, const Vector<T, width>& row) const {
-    T* const to = static_cast<T*>(part.out) + bag * part.out_stride + tile.column;
+    T* const to = results<T>() + bag * part.out_stride + tile.column;
     if (part.out_aligned != 0) return store_vector(to, row);
 #pragma unroll
     for (int c = 0; c < width; ++c) {
@@ -102,7 +109,7 @@ struct PartView {
   __device__ void store_winners(int64_t bag, const RowTile& tile, const int64_t (&winner)[width]) const {
 #pragma unroll
     for (int c = 0; c < width; ++c) {
-      if (tile.column + c < columns) part.argmax[bag * columns + tile.column + c] = winner[c];
+      if (tile.column + c < columns) in.argmax[part.argmax + bag * columns + tile.column + c] = winner[c];
     }
   }
 };

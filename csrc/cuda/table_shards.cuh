@@ -1,9 +1,7 @@
 // A table that is split over several tensors, as kernels read it.
 #pragma once
-#include <cstring>
-
-#include "../cuda.h"
 #include "device.cuh"
+#include "uploads.cuh"
 
 namespace tsr {
 
@@ -21,40 +19,6 @@ struct ShardedTable {
                                       static_cast<uintptr_t>(r * columns) * sizeof(T));
   }
 };
-
-// What the host knows, on its way to the device's memory: vectors of structures made of words of 8 bytes. They travel
-// as arguments of kernels: a CUDA graph keeps them.
-class Uploads {
- public:
-  // Returns its place, for at().
-  template <class T>
-  size_t add(const std::vector<T>& structures) {
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0 && alignof(T) <= 8);
-    const size_t place = words_.size();
-    words_.resize(place + structures.size() * (sizeof(T) / sizeof(int64_t)));
-    if (!structures.empty()) std::memcpy(words_.data() + place, structures.data(), structures.size() * sizeof(T));
-    return place;
-  }
-  void send(DeviceCall& call);
-  // Once it is sent.
-  template <class T>
-  T* at(size_t place) const {
-    return reinterpret_cast<T*>(there_ + place);
-  }
-
- private:
-  std::vector<int64_t> words_;
-  int64_t* there_ = nullptr;
-};
-
-// One of them alone.
-template <class T>
-const T* upload(DeviceCall& call, const std::vector<T>& structures) {
-  Uploads uploads;
-  const size_t place = uploads.add(structures);
-  uploads.send(call);
-  return uploads.at<T>(place);
-}
 
 ShardedTable upload_table(DeviceCall& call, const std::vector<Tensor>& params);
 

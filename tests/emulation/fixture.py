@@ -130,6 +130,85 @@ def check(name: str, *arguments: Any) -> Any:
     return actual
 
 
+# ---- Plans, by their numbers: calls that name one are compared with those of the whole operators ---------------------
+
+_Plans = dict[int, Sequence[Any]]
+_Note = Callable[[str], None]
+
+
+def _make_plan(plans: _Plans, _: _Note) -> Callable[..., int]:
+    def run(*arguments: Any) -> int:
+        number: int = operator("collection_plan")(*arguments)
+        plans[number] = arguments
+        return number
+
+    return run
+
+
+def _free_plan(plans: _Plans, _: _Note) -> Callable[..., None]:
+    def run(probe: torch.Tensor, number: int) -> None:
+        operator("collection_plan_free")(probe, number)
+        plans.pop(number, None)
+
+    return run
+
+
+def _look_up_planned(plans: _Plans, note: _Note) -> Callable[..., Any]:
+    def run(weights: Any, *rest: Any) -> Any:
+        *bags, counts, side_by_side, number = rest
+        _, _, _, tables, keys, modes, padding = plans[number][:7]
+        note("embedding_collection")
+        lists = (tables, keys, modes, counts, padding, side_by_side)
+        results = run_in_every_order("embedding_collection", weights, *bags, *lists, False)
+        return _same(results, operator("planned_collection")(weights, *rest))
+
+    return run
+
+
+def _look_up_current_planned(plans: _Plans, note: _Note) -> Callable[..., Any]:
+    def run(weights: Any, history: Any, *rest: Any) -> Any:
+        *bags, counts, side_by_side, rule, hyperparameters, step, base, number = rest
+        _, states, last_steps, tables, keys, modes, padding = plans[number][:7]
+        note("embedding_collection_current")
+        lists = (tables, keys, modes, counts, padding, side_by_side, rule, hyperparameters, step, base)
+        results = run_in_every_order(
+            "embedding_collection_current", weights, states, last_steps, history, *bags, *lists
+        )
+        return _same(results, operator("planned_collection_current")(weights, history, *rest))
+
+    return run
+
+
+def _update_planned(plans: _Plans, note: _Note) -> Callable[..., None]:
+    def run(weights: Any, history: Any, *rest: Any) -> None:
+        *inputs, counts, side_by_side, rule, hyperparameters, step, base, number = rest
+        _, states, last_steps, tables, keys, modes, padding, maximize, seeds, whole = plans[number]
+        note("embedding_collection_update_")
+        written = [list(map(torch.clone, x)) for x in (weights, states, last_steps)]
+        lists = (tables, keys, modes, counts, padding, side_by_side, [True] * len(weights), None)
+        options = (rule, hyperparameters, step, base, maximize, seeds, whole)
+        run_in_every_order("embedding_collection_update_", *written, history, *inputs, *lists, *options)
+        operator("planned_collection_update_")(weights, history, *rest)
+        _same(sum(written, []), [*weights, *states, *last_steps])
+
+    return run
+
+
+def _same(expected: Any, actual: Any) -> Any:
+    for x, y in zip(expected, actual, strict=True):
+        assert_same_bits(x, y)
+    return expected
+
+
+_PLANNED: dict[str, Callable[[_Plans, _Note], Callable[..., Any]]] = {
+    "collection_plan": _make_plan,
+    "collection_plan_free": _free_plan,
+    "planned_collection": _look_up_planned,
+    "planned_collection_current": _look_up_current_planned,
+    "planned_collection_update_": _update_planned,
+}
+
+
 @contextlib.contextmanager
 def stand_in() -> Iterator[Callable[[], int]]:
     """
@@ -147,14 +226,18 @@ def stand_in() -> Iterator[Callable[[], int]]:
 
         return run
 
+    plans: dict[int, Sequence[Any]] = {}
     overrides = torch.library.Library(_NAMESPACE, "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name in operators():
-            overrides.impl(name, kernel(name), "CPU", allow_override=True)
+            run = _PLANNED[name](plans, called.append) if name in _PLANNED else kernel(name)
+            overrides.impl(name, run, "CPU", allow_override=True)
     before = library().tsr_emulated_launches()
     try:
         yield lambda: library().tsr_emulated_launches() - before
     finally:
         overrides._destroy()
+        for number in plans:
+            operator("collection_plan_free")(torch.empty(0), number)
     assert called, "no operator was called: there is nothing that the emulated kernels could show"

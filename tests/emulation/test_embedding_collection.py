@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ops import test_collection_plan
 from ops.test_embedding_collection import (
     called,
     check_current,
@@ -162,6 +163,87 @@ def test_launches_do_not_grow_with_the_tables() -> None:
         # Kernels get their data of tables in arguments of 4 KiB, so more tables need few more launches.
         assert launches(60, name) - launches(2, name) <= 5
         assert launches(60, name) < 40
+
+
+# ---- Plans, which keep what they have sent to the device -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain_sgd", "adam", "rowwise_adagrad"])
+@pytest.mark.parametrize("x", test_collection_plan.CASES)
+def test_steps_by_a_plan(x: Collection, name: str) -> None:
+    test_collection_plan.check_steps(emulated_operators(), x, name)
+
+
+def emulated_operators() -> Any:
+    fixture.library()
+    return torch.ops.torchsparse_rec_emulated
+
+
+def means(tables: int, lengths: list[int], seed: int = 0) -> Collection:
+    """Return means of tables of several widths, each by a feature of its own."""
+    shapes, lookups = [(9, 4 + t % 3) for t in range(tables)], [(t, t, MEAN) for t in range(tables)]
+    return collection(shapes, lookups, [lengths] * tables, seed=seed)
+
+
+class Planned:
+    """Tables and the plans of their lookup and their step."""
+
+    def __init__(self, tables: int) -> None:
+        self.ops, self.x = emulated_operators(), means(tables, [2, 3])
+        self.plan = test_collection_plan.plan_of(self.ops, self.x, [], [])
+        self.steps = test_collection_plan.plan_of(self.ops, self.x, [], [])
+
+    def step(self, x: Collection | None = None) -> int:
+        """Look up and step the tables of x by the plans, compare with calls by lists, and return the launches."""
+        x = x or self.x
+        lists, bags, theirs = x.lists, (list(x.bags), x.side_by_side), copies(x.weights)
+        now = (0, [0.5, 0.0, 0.0, 0.0, 0.0], 1, 0)
+        expected = self.ops.embedding_collection.default(theirs, *x.inputs, *lists, False)[0]
+        rest = (None, x.grad, *x.inputs, None, *lists, [True] * len(theirs), None, *now, False, [], [])
+        self.ops.embedding_collection_update_.default(theirs, [], [], *rest)
+        before = copies(x.weights)
+        counted = fixture.library().tsr_emulated_launches()
+        output = self.ops.planned_collection.default(x.weights, *x.inputs, *bags, self.plan)[0]
+        self.ops.planned_collection_update_.default(x.weights, None, x.grad, *x.inputs, None, *bags, *now, self.steps)
+        launched = fixture.library().tsr_emulated_launches() - counted
+        assert torch.equal(output, expected)
+        for weight, other, old in zip(x.weights, theirs, before, strict=True):
+            assert torch.equal(weight, other)
+            weight.copy_(old)
+        return launched
+
+
+def test_a_step_of_100_tables_sends_nothing_again() -> None:
+    planned = Planned(100)
+    first = planned.step()
+    assert [planned.step(), planned.step()] == [19, 19]
+    assert first >= 19 + 15
+
+
+def test_what_has_changed_is_sent_again() -> None:
+    """Step tables of which some have moved, more bags, and again those of before."""
+    planned = Planned(8)
+    x = planned.x
+    planned.step()
+    least = planned.step()
+    moved = replace(x, weights=[*copies(x.weights[:3]), *x.weights[3:]])
+    longer = replace(means(8, [1, 4, 0, 2], seed=3), weights=x.weights)
+    for y in (moved, x, longer, x):
+        assert planned.step(y) > least
+        assert planned.step(y) == least
+
+
+def test_a_captured_step_keeps_nothing() -> None:
+    """Send everything anew where a graph captures it: the graph would read what the plan may let go of."""
+    planned = Planned(8)
+    all_sent = planned.step()
+    least = planned.step()
+    fixture.library().tsr_emulated_set_capturing(1)
+    try:
+        assert [planned.step(), planned.step()] == [all_sent, all_sent]
+    finally:
+        fixture.library().tsr_emulated_set_capturing(0)
+    assert planned.step() == least
 
 
 def _refused(kind: type[Exception], text: str, name: str, *arguments: Any) -> Any:

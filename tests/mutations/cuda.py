@@ -71,6 +71,8 @@ MUTATIONS = [
         "embedding_collection_update.cu", "bound", "mine.entries > kPiece", "mine.entries > 2 * kPiece", "updates"
     ),
     Mutation("embedding_collection_update.cu", "sign", " - in.first_rows[found.w]", "", "updates"),
+    Mutation("uploads.cu", "step", " || sent.words != words", "", "sent_again"),
+    Mutation("uploads.cu", "sign", " && !is_capturing(call.stream())", "", "captured"),
     Mutation("pool_plan.cu", "step", "    if (plan.slots != nullptr) plan.slots[number] = slot;\n", "", "updates"),
     Mutation(
         "embedding_collection_weights_backward.cu",
@@ -285,7 +287,8 @@ MUTATIONS = [
     Mutation("table_sketch.cu", "sign", "&alone[c == 0 ? 0 : 1]", "&alone[0]", "table and sketches"),
     Mutation("table_sketch.cu", "sign", "min(times, kMost - value)", "times", "table and one_id"),
     Mutation("table_sketch.cu", "step", "static_cast<unsigned>(__popc(same))", "1u", "table and one_id"),
-    Mutation("table_shards.cu", "step", "there_ + begin);", "there_);", "many_shards"),
+    Mutation("uploads.cu", "step", "to + begin);", "to);", "many_shards"),
+    Mutation("table_shards.cu", "sign", "(address - static_cast", "(address + static_cast", "shards"),
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
     Mutation("route.cu", "sign", "keys[middle] < rank ||", "keys[middle] <= rank ||", "route"),

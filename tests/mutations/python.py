@@ -255,6 +255,20 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/_prepared.py",
         "stale",
+        "if held is None or held.plan is not plan:",
+        "if held is None:",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_read.py",
+        "stale",
+        "held if held is not None and held.plan is plan else",
+        "held if held is not None else",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_prepared.py",
+        "stale",
         "if not weight.requires_grad or grad_of(weight) is not None:",
         "if not weight.requires_grad:",
         "nn",

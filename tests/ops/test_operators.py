@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from calls import assert_same_bits, call, operator, written
-from cpu_only import CPU_ONLY
+from cpu_only import CPU_ONLY, PLANNED
 from devices import RARELY_EMULATED
 from ops import sample_checks
 from ops.sample_checks import NOT_EXPORTED, differentiable
@@ -23,9 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference import MAX, REFERENCES, SUM
 
-# Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), and those without
-# a CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts).
-NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY)
+# Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), those without a
+# CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts), and those
+# of plans, which stand for others and are for eager calls alone (test_collection_plan.py).
+NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY) | PLANNED
 SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
 
 # ---- Meaning --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ import torchsparse_rec
 
 NAMES = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("torchsparse_rec::"))
 # These operators return no tensor, so there is nothing to differentiate.
-WITHOUT_GRADIENT = {"torchsparse_rec::cpu_level", "torchsparse_rec::check_errors"}
+WITHOUT_GRADIENT = {
+    f"torchsparse_rec::{name}" for name in ("cpu_level", "check_errors", "collection_plan", "collection_plan_free")
+}
 
 
 def schema(name: str) -> torch.FunctionSchema:

@@ -96,7 +96,7 @@ class FusedLookups:
         """Return the result of a lookup."""
         if torch.is_grad_enabled():
             apply = _Fused.apply if is_seen() or is_wrapped(ids.indices) else fused_bare
-            return apply(self.leaf, *ids, self, training)  # type: ignore[no-any-return]
+            return apply(self.leaf, *ids, self, self.tables(), training)  # type: ignore[no-any-return]
         return read(self.plan, self.tables(), ids)[0]
 
     def tables(self) -> TableSet:
@@ -283,8 +283,8 @@ _IN_DDP = (
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, training):
-        tables, known = owner.tables(), owner.prepared
+    def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, tables, training):
+        known = owner.prepared
         if training and (known is None or known.tables is not tables or not known.holds() or is_in_ddp()):
             owner.check(tables)
         output, argmax = read(owner.plan, tables, Ids(indices, offsets, per_sample_weights, bags, side_by_side))
@@ -314,7 +314,7 @@ class _Fused(torch.autograd.Function):
             set_grad_enabled(records)
         if weights_grad is not None:
             weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, owner.leaf)
-        return None, None, None, weights_grad, None, None, None, None
+        return None, None, None, weights_grad, None, None, None, None, None
 
 
 fused_bare = bare_apply(_Fused)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .._torch import grad_of, gradient_hooks
+from .._torch import grad_of, gradient_hooks, is_plain
 from ..tables.table import Table
 from .gradients import have_hooks
+from .plan import Held
 
 if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
@@ -33,12 +34,12 @@ class Prepared:
         group: the step that has just ended.
     """
 
-    __slots__ = ("tables", "group", "_optimizer", "_wanted", "_changes")
+    __slots__ = ("tables", "group", "_optimizer", "_held", "_changes")
 
     def __init__(self, tables: TableSet, optimizer: RowOptimizer, group: StepGroup) -> None:
         self.tables, self.group = tables, group
         self._optimizer = weakref.ref(optimizer)
-        self._wanted = [True] * len(tables.weights)
+        self._held: Held | None = None
         self._changes = Table.changes
 
     @classmethod
@@ -70,9 +71,13 @@ class Prepared:
         optimizer, group = self._optimizer(), self.group
         if self._changes != Table.changes or optimizer is None or not optimizer.in_backward:
             return False
-        if optimizer.begin_again(group):
+        weights = self.tables.weights
+        if is_plain(ids.indices, weights[0]) and optimizer.begin_again(group):
+            held = self._held
+            if held is None or held.plan is not plan:
+                held = self._held = Held(plan, weights, group.states, group.last_steps, group)
             with group.clock:
-                plan.update(self.tables.weights, group, self._wanted, grad, ids, argmax)
+                held.update(weights, group, grad, ids, argmax)
                 group.clock.advance(group.hyperparameters, group.step)
             return True
         return False

@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, bare_apply, below_autograd, is_seen, is_wrapped, set_grad_enabled, version_of
+from .._torch import (
+    as_stored,
+    bare_apply,
+    below_autograd,
+    is_plain,
+    is_seen,
+    is_wrapped,
+    set_grad_enabled,
+    version_of,
+)
 from ..ops.autograd import final
 from ..ops.embedding import coo_tensor
 from ..ops.embedding_collection import tell
 from ..tables.table import Rows, Table, table_of
 from .gradients import CoalescedMark, coalesced_mark
-from .plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
+from .plan import NOTHING_MISSED, Held, Ids, Missed, Plan, joined, part_of
 
 if TYPE_CHECKING:
     from ..tables.clock import Clock
@@ -65,6 +74,7 @@ class TableSet:
         self.changes = -1
         # Which tables have a gradient, and their marks.
         self._marks: tuple[list[bool], list[CoalescedMark | None]] | None = None
+        self.held: Held | None = None
         self.refresh()
 
     def is_stale(self) -> bool:
@@ -93,7 +103,7 @@ class TableSet:
                 group.all_rows.append(rows)
                 group.states.extend(rows.states)
                 group.last_steps.append(rows.last_step)
-        self.changes, self.kept, self._marks = Table.changes, list(found.values()), None
+        self.changes, self.kept, self._marks, self.held = Table.changes, list(found.values()), None, None
         return self
 
     def marks(self) -> list[CoalescedMark | None]:
@@ -107,6 +117,11 @@ class TableSet:
         if known is None or known[0] != trained:
             known = self._marks = trained, [coalesced_mark(weight) for weight in self.weights]
         return known[1]
+
+    def hold(self, plan: Plan) -> Held:
+        """Have the kernels hold a plan of lookups in these tables, which are one group; it is kept as ``held``."""
+        self.held = Held(plan, self.weights, self.kept[0].states, self.kept[0].last_steps)
+        return self.held
 
     def groups(self) -> list[ReadGroup]:
         """Return the tables in groups, each of which one call reads."""
@@ -125,10 +140,14 @@ def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
         groups = tables.groups()
     if len(groups) == 1:
         clock = groups[0].clock
+        forward = plan.forward
+        if is_plain(ids.indices, weights[0]):
+            held = tables.held
+            forward = (held if held is not None and held.plan is plan else tables.hold(plan)).forward
         if clock is None:
-            return plan.forward(weights, ids)
+            return forward(weights, ids)
         with clock.lock:
-            return plan.forward(weights, ids, groups[0].missed())
+            return forward(weights, ids, groups[0].missed())
     outputs, winners = [], []
     for group in groups:
         its, lookups = plan.part(group.places), plan.lookups_of(group.places)

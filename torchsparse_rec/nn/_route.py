@@ -15,6 +15,9 @@ tables have gradients of one kind:
   Gradient: ``embedding_collection_update_``. In a graph ``fused_lookup``.
 * ``"outside"``: in a graph alone, of sparse gradients, and of ``max_norm`` where rows may be stale: the graph breaks,
   and the lookup goes one of the other ways.
+
+Eager lookups of the middle two ways go by a plan that the kernels hold (:class:`Held`), from their second step on the
+updates too: ``planned_`` stands before the operators' names, without ``embedding_``.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from .._torch import as_stored, is_in_fsdp, is_run_again, is_seen, is_traced, is
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import are_trained, is_parameter
+from ..tables.table import Table
 from ._fused import FusedLookups, fused_bare
 from ._fused_graph import current_lookup, fused_lookup, number_of_call
 from ._lookup import ID_DTYPES
@@ -271,7 +275,8 @@ class Way(NamedTuple):
         inputs = indices, offsets, per_sample_weights, bags, side_by_side
         with as_stored():
             if self.lookups is not None:
-                return fused_bare(self.lookups.leaf, *inputs, self.lookups, training)  # type: ignore[no-any-return]
+                tables = self.tables if self.tables.changes == Table.changes else self.tables.refresh()
+                return fused_bare(self.lookups.leaf, *inputs, self.lookups, tables, training)  # type: ignore[no-any-return]
             tables = self.tables
             return stale_bare(self.plan, self.kind, *inputs[3:], tables, *inputs[:3], *tables.weights)  # type: ignore[no-any-return]
 
@@ -292,8 +297,9 @@ def keep_way(module: FusedOwner, plan: Plan, kind: str, tables: Sequence[int], w
     """Keep the way that a lookup has just gone, if the next one may go it without asking for more than it says."""
     if module._grad_mode == "auto" or not torch.is_grad_enabled() or is_seen() or not are_trained(weights):
         return
-    its, options = module._table_set(tables, weights), [*map(module.__dict__.get, _OPTIONS)]
+    options = [*map(module.__dict__.get, _OPTIONS)]
     if kind == "fused":
-        module._last_way = Way(options, plan, kind, module._fused_lookups(plan, tuple(tables)), its)
-    elif its.is_stale():
+        lookups = module._fused_lookups(plan, tuple(tables))
+        module._last_way = Way(options, plan, kind, lookups, lookups.tables())
+    elif (its := module._table_set(tables, weights)).is_stale():
         module._last_way = Way(options, plan, kind, None, its)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -11,13 +12,16 @@ import torch
 from torch import Tensor
 
 from .._reduction import MAX
-from .._torch import below_autograd, count_writes
+from .._torch import below_autograd, call_kernel, count_writes, entry_of
 from ..tables.table import writable
 
 if TYPE_CHECKING:
     from ..tables.gradients import StepGroup
 
 _ops = torch.ops.torchsparse_rec
+_look_up = entry_of(_ops.planned_collection.default)
+_look_up_current = entry_of(_ops.planned_collection_current.default)
+_update = entry_of(_ops.planned_collection_update_.default)
 
 
 class Ids(NamedTuple):
@@ -246,6 +250,76 @@ class Plan(NamedTuple):
             *self.lists(ids),
             *rule,
         )
+
+
+class Held:
+    """
+    A plan, and what else of its calls does not change, held by the kernels: a call passes a number in its place.
+
+    It is for calls that :func:`is_plain` says are so: nobody who sees operators can see what a number stands for. The
+    kernels let go of the tensors when the object dies.
+
+    Args:
+        plan: the lookups.
+        weights: the tables, which each call passes again.
+        states: of the optimizer.
+        last_steps: of the tables' rows.
+        group: the step that the plan is for, if it is for one.
+    """
+
+    __slots__ = ("plan", "_number", "__weakref__")
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: list[Tensor],
+        states: list[Tensor],
+        last_steps: list[Tensor],
+        group: StepGroup | None = None,
+    ) -> None:
+        self.plan = plan
+        tables, keys, modes, _, _, padding, _ = plan
+        rest = (False, [], []) if group is None else (group.maximize, group.rounding_seeds, group.whole)
+        with below_autograd():
+            self._number = _ops.collection_plan.default(
+                weights, states, last_steps, tables, keys, modes, padding, *rest
+            )
+            weakref.finalize(self, _free, weights[0].new_empty(0), self._number)
+
+    def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> tuple[Tensor, Tensor]:
+        """Do as :meth:`Plan.forward`."""
+        if not missed.last_steps:
+            with below_autograd():
+                return _look_up(weights, *ids, self._number)  # type: ignore[no-any-return]
+        _, _, history, *rule = missed
+        with below_autograd():
+            return _look_up_current(weights, history, *ids, *rule, self._number)  # type: ignore[no-any-return]
+
+    def update(self, weights: list[Tensor], group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
+        """Do as :meth:`Plan.update`, of all tables."""
+        indices, offsets, per_sample_weights, bags, side_by_side = ids
+        with below_autograd():
+            _update(
+                weights,
+                group.history,
+                grad.contiguous(),
+                indices,
+                offsets,
+                per_sample_weights,
+                argmax,
+                bags,
+                side_by_side,
+                group.rule,
+                group.hyperparameters,
+                group.step,
+                group.base,
+                self._number,
+            )
+        count_writes(group.parameters)
+
+
+def _free(probe: Tensor, number: int) -> None:
+    call_kernel(_ops.collection_plan_free.default, probe, number)  # some mode may be at work when an object dies
 
 
 NO_LOOKUPS = Plan((), (), (), (), (), ())

@@ -345,4 +345,4 @@ register("embedding_collection", _lookup_backward, _lookup_setup_context)
 for _name in ("dense_backward", "sparse_backward", "coo_backward", "weights_backward"):
     register(f"embedding_collection_{_name}", *only_once(f"embedding_collection_{_name}"))
 # Modules call it below autograd, and differentiate with respect to the up-to-date tables themselves.
-not_differentiable("embedding_collection_current")
+not_differentiable("embedding_collection_current", "planned_collection", "planned_collection_current")
