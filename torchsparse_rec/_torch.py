@@ -106,6 +106,14 @@ def is_seen() -> bool:
     return getattr(forward_ad, "_current_level", -1) >= 0
 
 
+def see_operators(tensors: Sequence[Tensor]) -> bool:
+    """Say whether one of the tensors is of a class that sees the operators which are called with it."""
+    for x in tensors:  # a loop: there may be a hundred
+        if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            return True
+    return False
+
+
 def is_plain(ids: Tensor, weight: Tensor) -> bool:
     """Say whether a lookup that no compiler traces goes to the kernels of CPU or CUDA, seen by autograd at most."""
     if type(ids) is not Tensor or _transforms() is not None or _modes() > 0:

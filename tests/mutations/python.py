@@ -253,17 +253,10 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/nn/_prepared.py",
-        "stale",
-        "if held is None or held.plan is not plan:",
-        "if held is None:",
-        "nn",
-    ),
-    Mutation(
         "torchsparse_rec/nn/_read.py",
         "stale",
-        "held if held is not None and held.plan is plan else",
-        "held if held is not None else",
+        "if held is None or last is not plan:",
+        "if held is None:",
         "nn",
     ),
     Mutation(

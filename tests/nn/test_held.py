@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.jagged import KeyedJaggedTensor
 from torchsparse_rec.nn import plan as plans
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,3 +180,76 @@ def test_compilers_and_modes_see_the_operators_by_lists() -> None:
         step(module, optimizer)
     assert any("embedding_collection" in name for name in seen)
     assert not [name for name in seen if "plan" in name]
+
+
+def test_a_plan_is_held_for_a_second_call_by_it_and_not_for_calls_by_two_in_turn(held: weakref.WeakSet) -> None:
+    configs = [nn.EmbeddingBagConfig(10, 4, name, feature_names=[name]) for name in "ab"]
+    module = nn.EmbeddingBagCollection(configs, grad_mode="sparse")
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    one, other = (KeyedJaggedTensor(list(keys), IDS.repeat(2), lengths=torch.ones(8).int()) for keys in ("ab", "ba"))
+    for _ in range(3):
+        for features in (one, other):
+            module(features).values().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not held
+    with torch.no_grad():
+        results = [module(one).values() for _ in range(3)]
+    assert len(held) == 1
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+def test_a_plan_never_outlives_the_states_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load other states in one thread while another, in a lookup, is about to have a plan held."""
+    module = nn.Embedding(10, 4, grad_mode="sparse")
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    step(module, optimizer)
+    states, made = copy.deepcopy(optimizer.state_dict()), plans.Held.__init__
+    step(module, optimizer)
+
+    def init(self: plans.Held, *args: Any) -> None:
+        monkeypatch.setattr(plans.Held, "__init__", made)
+        optimizer.load_state_dict(states)
+        with torch.enable_grad():
+            for ids in (IDS + 1, IDS + 2):
+                step(module, optimizer, ids)
+        made(self, *args)
+
+    monkeypatch.setattr(plans.Held, "__init__", init)
+    with torch.no_grad():
+        for _ in range(2):
+            module(IDS)
+        assert plans.Held.__init__ is made
+        for _ in range(3):
+            read = module(IDS)
+    assert torch.equal(read, module.weight[IDS])
+
+
+def test_lookups_go_on_as_the_process_ends() -> None:
+    """Look up and step in what runs at exit after torch's own."""
+    program = """
+import atexit
+atexit.register(lambda: print(step(), flush=True))
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchsparse_rec import nn, optim
+module = nn.Embedding(10, 4, grad_mode="fused")
+optimizer = optim.Adam(module.parameters(), lr=0.1, in_backward=True)
+def step():
+    module(torch.arange(4)).sum().backward()
+    optimizer.step()
+    return module(torch.arange(4)).shape
+for _ in range(4):
+    step()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == ("torch.Size([4, 4])\n", 0), result.stderr
+
+
+def test_a_table_whose_class_sees_operators_sees_them_by_lists() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = nn.Embedding(10, 4, grad_mode="fused")
+    optim.SGD(module.parameters(), lr=0.1, in_backward=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert module(IDS).shape == (4, 4)

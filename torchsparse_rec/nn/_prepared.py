@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .._torch import grad_of, gradient_hooks, is_plain
+from .._torch import grad_of, gradient_hooks, is_plain, see_operators
 from ..tables.table import Table
 from .gradients import have_hooks
 from .plan import Held
@@ -46,6 +46,7 @@ class Prepared:
     def after(cls, tables: TableSet, optimizer: RowOptimizer, groups: list[StepGroup]) -> Prepared | None:
         """Return what the next step can take from one that has just ended, or None if it was not of the usual kind."""
         usual = len(groups) == 1 and groups[0].writable and not groups[0].all_rows and not groups[0].grows
+        usual = usual and not see_operators(tables.weights)
         if not usual or len(groups[0].parameters) < len(tables.weights):
             return None
         return cls(tables, optimizer, groups[0])
@@ -74,7 +75,7 @@ class Prepared:
         weights = self.tables.weights
         if is_plain(ids.indices, weights[0]) and optimizer.begin_again(group):
             held = self._held
-            if held is None or held.plan is not plan:
+            if held is None:
                 held = self._held = Held(plan, weights, group.states, group.last_steps, group)
             with group.clock:
                 held.update(weights, group, grad, ids, argmax)

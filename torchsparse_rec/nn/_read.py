@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .._torch import (
     is_plain,
     is_seen,
     is_wrapped,
+    see_operators,
     set_grad_enabled,
     version_of,
 )
@@ -38,14 +39,25 @@ def owned_table(weight: Tensor) -> Table:
     return table
 
 
-class ReadGroup(NamedTuple):
+class ReadGroup:
     """Tables that one call reads, all on one clock or without any, and their tensors."""
 
-    clock: Clock | None
-    places: list[int]
-    all_rows: list[Rows]
-    states: list[Tensor]
-    last_steps: list[Tensor]
+    __slots__ = ("clock", "places", "all_rows", "states", "last_steps", "held")
+
+    def __init__(self, clock: Clock | None, places: Sequence[int] = ()) -> None:
+        self.clock, self.places = clock, list(places)
+        self.all_rows: list[Rows] = []
+        self.states: list[Tensor] = []
+        self.last_steps: list[Tensor] = []
+        # The plan of the last call and, from the second call by it on, what the kernels hold of it.
+        self.held: tuple[Plan | None, Held | None] = None, None
+
+    def hold(self, plan: Plan, weights: list[Tensor]) -> Held | None:
+        """Have the kernels hold a plan, if the last call was by it too: to hold many in turn costs more than lists."""
+        its_second = self.held[0] is plan and not see_operators(weights)
+        held = Held(plan, weights, self.states, self.last_steps) if its_second else None
+        self.held = plan, held
+        return held
 
     def lock(self) -> AbstractContextManager:
         """Return the lock to hold from :meth:`missed` until the tables are read: other threads may flush them."""
@@ -74,7 +86,6 @@ class TableSet:
         self.changes = -1
         # Which tables have a gradient, and their marks.
         self._marks: tuple[list[bool], list[CoalescedMark | None]] | None = None
-        self.held: Held | None = None
         self.refresh()
 
     def is_stale(self) -> bool:
@@ -89,7 +100,8 @@ class TableSet:
 
     def refresh(self) -> TableSet:
         """Regroup the tables if their optimizers, clocks or states have changed; return the object."""
-        if self.changes == Table.changes:
+        changes = Table.changes
+        if self.changes == changes:
             return self
         self.tables = [owned_table(weight) for weight in self.weights]
         # Tables without a clock and tables whose weights their clock does not move form one group.
@@ -97,13 +109,15 @@ class TableSet:
         for k, table in enumerate(self.tables):
             rows = table.rows
             clock = rows.clock if rows is not None and rows.clock.moves_weights else None
-            group = found.setdefault(clock, ReadGroup(clock, [], [], [], []))
+            group = found.setdefault(clock, ReadGroup(clock))
             group.places.append(k)
             if clock is not None and rows is not None and rows.last_step is not None:
                 group.all_rows.append(rows)
                 group.states.extend(rows.states)
                 group.last_steps.append(rows.last_step)
-        self.changes, self.kept, self._marks, self.held = Table.changes, list(found.values()), None, None
+        # In this order: other threads ask by `changes` whether the groups are up to date.
+        self.kept, self._marks = list(found.values()), None
+        self.changes = changes
         return self
 
     def marks(self) -> list[CoalescedMark | None]:
@@ -118,18 +132,13 @@ class TableSet:
             known = self._marks = trained, [coalesced_mark(weight) for weight in self.weights]
         return known[1]
 
-    def hold(self, plan: Plan) -> Held:
-        """Have the kernels hold a plan of lookups in these tables, which are one group; it is kept as ``held``."""
-        self.held = Held(plan, self.weights, self.kept[0].states, self.kept[0].last_steps)
-        return self.held
-
     def groups(self) -> list[ReadGroup]:
         """Return the tables in groups, each of which one call reads."""
         if self.changes != Table.changes:
             self.refresh()
         if len(self.kept) == 1 or self.is_stale():
             return self.kept
-        return [ReadGroup(None, list(range(len(self.tables))), [], [], [])]
+        return [ReadGroup(None, range(len(self.tables)))]
 
 
 def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
@@ -139,11 +148,12 @@ def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
     if tables.changes != Table.changes or len(groups) > 1:
         groups = tables.groups()
     if len(groups) == 1:
-        clock = groups[0].clock
-        forward = plan.forward
+        clock, held = groups[0].clock, None
         if is_plain(ids.indices, weights[0]):
-            held = tables.held
-            forward = (held if held is not None and held.plan is plan else tables.hold(plan)).forward
+            last, held = groups[0].held
+            if held is None or last is not plan:
+                held = groups[0].hold(plan, weights)
+        forward = plan.forward if held is None else held.forward
         if clock is None:
             return forward(weights, ids)
         with clock.lock:

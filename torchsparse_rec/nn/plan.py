@@ -267,7 +267,7 @@ class Held:
         group: the step that the plan is for, if it is for one.
     """
 
-    __slots__ = ("plan", "_number", "__weakref__")
+    __slots__ = ("_number", "__weakref__")
 
     def __init__(
         self,
@@ -277,14 +277,14 @@ class Held:
         last_steps: list[Tensor],
         group: StepGroup | None = None,
     ) -> None:
-        self.plan = plan
         tables, keys, modes, _, _, padding, _ = plan
         rest = (False, [], []) if group is None else (group.maximize, group.rounding_seeds, group.whole)
         with below_autograd():
             self._number = _ops.collection_plan.default(
                 weights, states, last_steps, tables, keys, modes, padding, *rest
             )
-            weakref.finalize(self, _free, weights[0].new_empty(0), self._number)
+            free = weakref.finalize(self, _free, weights[0].new_empty(0), self._number)
+        free.atexit = False  # other code that runs as the process ends may still look up
 
     def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> tuple[Tensor, Tensor]:
         """Do as :meth:`Plan.forward`."""
