@@ -15,21 +15,24 @@ from .report import behind
 from .rows import Row
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_HEAD = ["benchmark", "CPU: ms", "CPU: times as fast as", "GPU: sizes", "GPU: ms", "GPU: times as fast as"]
-_HEAD += ["GPU: targets", "published by others, not measured here"]
+_HEAD = ["benchmark", "CPU: ms", "CPU: times as fast as", "CPU with AVX2: ms", "CPU with AVX2: times as fast as"]
+_HEAD += ["GPU: sizes", "GPU: ms", "GPU: times as fast as", "GPU: targets", "published by others, not measured here"]
+# A CPU whose instruction set is AVX2 at most has results of its own.
+_AVX2 = "CPU with AVX2"
 
 
-def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the latest results on a CPU and on a GPU. Quick runs are left out: they say nothing about speed."""
-    latest: dict[bool, dict[str, Any]] = {}
+def load(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the latest results of each kind of device. Quick runs are left out: they say nothing about speed."""
+    latest: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
-        on_cpu = content["machine"]["device"] == "cpu"
+        machine = content["machine"]
+        where = "GPU" if machine["device"] != "cpu" else _AVX2 if machine.get("instruction set") == "avx2" else "CPU"
         if content.get("quick") or not content.get("rows"):
             continue
-        if on_cpu not in latest or content["machine"]["date"] > latest[on_cpu]["machine"]["date"]:
-            latest[on_cpu] = {**content, "file": path.name}
-    return latest.get(True), latest.get(False)
+        if where not in latest or machine["date"] > latest[where]["machine"]["date"]:
+            latest[where] = {**content, "file": path.name}
+    return latest
 
 
 def _rows(content: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
@@ -79,23 +82,24 @@ def targets(row: Row, measured: dict[str, Any] | None = None) -> str:
     return ", ".join(f"{text} {marks[what]}" if what in marks else text for text, what in wanted)
 
 
-def table(rows: Iterable[Row], cpu: dict[str, Any] | None, gpu: dict[str, Any] | None) -> str:
+def table(rows: Iterable[Row], results: dict[str, dict[str, Any]]) -> str:
     """Return the table as Markdown."""
-    on_cpu, on_gpu = _rows(cpu), _rows(gpu)
     lines = [_HEAD, ["---"] * len(_HEAD)]
+    measured = {where: _rows(results.get(where)) for where in ("CPU", _AVX2, "GPU")}
     for row in rows:
-        here, there = on_cpu.get(row.name), on_gpu.get(row.name)
-        sizes = there.get("sizes", "") if there is not None else ""
-        cells = [f"`{row.name}`: {row.what}", _time(cpu, here), _peers(here), sizes, _time(gpu, there), _peers(there)]
-        lines.append([*cells, targets(row, there), row.published])
+        its = {where: there.get(row.name) for where, there in measured.items()}
+        times = {where: [_time(results.get(where), figures), _peers(figures)] for where, figures in its.items()}
+        sizes = its["GPU"].get("sizes", "") if its["GPU"] is not None else ""
+        cells = [f"`{row.name}`: {row.what}", *times["CPU"], *times[_AVX2], sizes, *times["GPU"]]
+        lines.append([*cells, targets(row, its["GPU"]), row.published])
     return "".join(f"| {' | '.join(cell.replace('|', ' ') for cell in line)} |\n" for line in lines)
 
 
 def about(content: dict[str, Any]) -> str:
     """Return where, and with which versions, figures were taken, in a line."""
     machine = content["machine"]
-    names = ["device", "processor", "cores", "driver", "torch", "torch CUDA", "tensorflow", "fbgemm-gpu-cpu", "commit"]
-    facts = [f"{name} {machine[name]}" for name in (*names, "date") if name in machine]
+    names = ["device", "processor", "cores", "instruction set", "driver", "torch", "torch CUDA", "tensorflow"]
+    facts = [f"{name} {machine[name]}" for name in (*names, "fbgemm-gpu-cpu", "commit", "date") if name in machine]
     return f"{', '.join(facts)}; copy bandwidth {content['copy_gb_per_second']:,.1f} GB/s"
 
 
@@ -112,23 +116,22 @@ def faster_peers(where: str, content: dict[str, Any]) -> Iterator[str]:
 
 def text(rows: Iterable[Row], folder: Path) -> str:
     """Return the whole page."""
-    cpu, gpu = load(folder)
+    results = load(folder)
     page = ["# Benchmark results\n"]
-    for where, content in (("CPU", cpu), ("GPU", gpu)):
-        page += [] if content is None else faster_peers(where, content)
+    for where in ("CPU", _AVX2, "GPU"):
+        page += faster_peers(where, results[where]) if where in results else []
     page += [
         "Written by `python -m benchmarks --table` from the JSON files in this folder; `make bench` and `make gpu`",
         "take the figures. A ratio is how many times as fast ours was in the same window. % of copy is bytes counted",
         "by formula over the time, as a share of what a plain copy reached in the same run. The last column quotes",
         "what others have published of their own programs, as shares of peak bandwidth: not measured here.\n",
-        f"CPU, `{cpu['file']}`: {about(cpu)}." if cpu is not None else "CPU: no results.",
-        "",
     ]
-    if gpu is not None:
-        page.append(f"GPU, `{gpu['file']}`: {about(gpu)}.")
-    else:
-        page.append("GPU: no GPU was at hand. Its columns are empty, and nothing in them is estimated.")
-    return "\n".join([*page, "", table(rows, cpu, gpu)])
+    page += [f"{where}, `{content['file']}`: {about(content)}.\n" for where, content in sorted(results.items())]
+    if "CPU" not in results:
+        page.append("CPU: no results.\n")
+    if "GPU" not in results:
+        page.append("GPU: no GPU was at hand. Its columns are empty, and nothing in them is estimated.\n")
+    return "\n".join([*page, table(rows, results)])
 
 
 def write(rows: Iterable[Row]) -> Path:

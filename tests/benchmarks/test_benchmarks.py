@@ -247,8 +247,9 @@ def test_a_gpu_has_targets_of_its_own(benchmarks, gpu_result):
     assert list(gpu_result.judgements(copy_gb=4.0)) == []
 
 
-def results_file(folder, name, device, date, rows, quick=False):
-    content = {"machine": {"device": device, "date": date}, "quick": quick, "copy_gb_per_second": 4.0, "rows": rows}
+def results_file(folder, name, device, date, rows, quick=False, level="avx512"):
+    machine = {"device": device, "date": date, "instruction set": level}
+    content = {"machine": machine, "quick": quick, "copy_gb_per_second": 4.0, "rows": rows}
     (folder / name).write_text(json.dumps(content))
 
 
@@ -268,13 +269,11 @@ def test_the_table_has_no_gpu_figures_without_a_gpu(benchmarks, gpu_result, tmp_
         "`some/row`: nothing",
         "1; 2 GB/s, 50 % of copy; 1 G ids/s",
         "fast 1.5x, slow 400x",
-        "",
-        "",
-        "",
+        *[""] * 5,
         "60 % of copy, 1.2x the fastest, 0.5 G ids/s",
         "another: 92 % of peak",
     ]
-    assert [cell.strip() for cell in missing.split("|")[1:-1]] == ["`other/row`: more", *[""] * 5, "1x the fastest", ""]
+    assert [cell.strip() for cell in missing.split("|")[1:-1]] == ["`other/row`: more", *[""] * 7, "1x the fastest", ""]
 
 
 def test_the_table_has_a_gpus_figures_and_marks(benchmarks, gpu_result, tmp_path):
@@ -283,8 +282,18 @@ def test_the_table_has_a_gpus_figures_and_marks(benchmarks, gpu_result, tmp_path
     page = benchmarks("table").text([gpu_result.row], tmp_path)
     assert "GPU, `gpu.json`: device NVIDIA GPU" in page and "CPU: no results." in page
     cells = [cell.strip() for cell in page.splitlines()[-1].split("|")[1:-1]]
-    assert cells[1:6] == ["", "", "3 x 4", "1; 2 GB/s, 50 % of copy; 1 G ids/s", "fast 1.5x, slow 400x"]
-    assert cells[6] == "60 % of copy MISS, 1.2x the fastest pass, 0.5 G ids/s pass"
+    assert cells[1:8] == [*[""] * 4, "3 x 4", "1; 2 GB/s, 50 % of copy; 1 G ids/s", "fast 1.5x, slow 400x"]
+    assert cells[8] == "60 % of copy MISS, 1.2x the fastest pass, 0.5 G ids/s pass"
+
+
+def test_a_cpu_with_avx2_has_columns_of_its_own(benchmarks, gpu_result, tmp_path):
+    figures, row = {**benchmarks("report").as_json(gpu_result, copy_gb=4.0), "targets": []}, gpu_result.row
+    results_file(tmp_path, "wide.json", "cpu", "2026-01-01", [figures])
+    results_file(tmp_path, "narrow.json", "cpu", "2026-02-01", [{**figures, "ours_ms": 77.0}], level="avx2")
+    page = benchmarks("table").text([row], tmp_path)
+    assert "CPU, `wide.json`" in page and "CPU with AVX2, `narrow.json`" in page
+    cells = [cell.strip() for cell in page.splitlines()[-1].split("|")[1:-1]]
+    assert [cell.partition(";")[0] for cell in cells[1:5:2]] == ["1", "77"]
 
 
 def test_the_committed_table_is_that_of_the_committed_results(benchmarks):
