@@ -200,11 +200,12 @@ std::tuple<Tensor, Tensor> planned_collection_cpu(const std::vector<Tensor>& wei
                                   p->padding_idx, side_by_side, /*sparse=*/false);
 }
 
-std::tuple<Tensor, Tensor> planned_collection_current_cpu(
-    const std::vector<Tensor>& weights, const Tensor& history, const Tensor& indices,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
-    const std::vector<int64_t>& bags, bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
-    int64_t step, int64_t base, int64_t plan) {
+std::tuple<Tensor, Tensor> planned_collection_current_cpu(const std::vector<Tensor>& weights, const Tensor& history,
+                                                          const Tensor& indices, const std::optional<Tensor>& offsets,
+                                                          const std::optional<Tensor>& per_sample_weights,
+                                                          const std::vector<int64_t>& bags, bool side_by_side,
+                                                          int64_t rule, const std::vector<double>& hyperparameters,
+                                                          int64_t step, int64_t base, int64_t plan) {
   const auto p = CpuPlans::all().at("planned_collection_current", plan);
   return embedding_collection_current_cpu(weights, p->states, p->last_steps, history, indices, offsets,
                                           per_sample_weights, p->tables, p->keys, p->modes, bags, p->padding_idx,

@@ -118,10 +118,10 @@ void embedding_collection_update_cpu(
 
 void planned_collection_update_cpu(const std::vector<Tensor>& weights, const std::optional<Tensor>& history,
                                    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
-                                   const std::optional<Tensor>& per_sample_weights,
-                                   const std::optional<Tensor>& argmax, const std::vector<int64_t>& bags,
-                                   bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
-                                   int64_t step, int64_t base, int64_t plan) {
+                                   const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+                                   const std::vector<int64_t>& bags, bool side_by_side, int64_t rule,
+                                   const std::vector<double>& hyperparameters, int64_t step, int64_t base,
+                                   int64_t plan) {
   const auto p = CpuPlans::all().at("planned_collection_update_", plan);
   embedding_collection_update_cpu(weights, p->states, p->last_steps, history, grad, indices, offsets,
                                   per_sample_weights, argmax, p->tables, p->keys, p->modes, bags, p->padding_idx,

@@ -1,7 +1,7 @@
 // What the operators on collections of lookups share.
 #pragma once
-#include "../cuda.h"
 #include "../collection_plan.h"
+#include "../cuda.h"
 #include "bags.cuh"
 #include "pool_parts_kernels.cuh"
 #include "uploads.cuh"

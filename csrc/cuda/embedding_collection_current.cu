@@ -114,11 +114,12 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
                          {tables, keys, modes, bags, padding_idx, side_by_side}, rule, hyperparameters, step, base);
 }
 
-std::tuple<Tensor, Tensor> planned_collection_current_cuda(
-    const std::vector<Tensor>& weights, const Tensor& history, const Tensor& indices,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
-    const std::vector<int64_t>& bags, bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
-    int64_t step, int64_t base, int64_t plan) {
+std::tuple<Tensor, Tensor> planned_collection_current_cuda(const std::vector<Tensor>& weights, const Tensor& history,
+                                                           const Tensor& indices, const std::optional<Tensor>& offsets,
+                                                           const std::optional<Tensor>& per_sample_weights,
+                                                           const std::vector<int64_t>& bags, bool side_by_side,
+                                                           int64_t rule, const std::vector<double>& hyperparameters,
+                                                           int64_t step, int64_t base, int64_t plan) {
   const auto p = DevicePlans::all().at("planned_collection_current", plan);
   return look_up_current(&p->kept, weights, p->states, p->last_steps, history, indices, offsets, per_sample_weights,
                          p->lists(bags, side_by_side), rule, hyperparameters, step, base);

@@ -200,8 +200,8 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   in.first_rows = groups.first_rows_there;
   in.sorted = groups.groups.sorted();
   in.optimizer = optimizer_call<A>(call, arguments);
-  launch(call, {1}, place_groups_kernel<A>, in, runs, uploads.at<Part>(parts_place), groups.grad, parts,
-         bounds, first_blocks);
+  launch(call, {1}, place_groups_kernel<A>, in, runs, uploads.at<Part>(parts_place), groups.grad, parts, bounds,
+         first_blocks);
   pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);
   // No more than keep a large device busy: how many there is work for is known on the device alone.
   const LaunchShape shape{std::min(capacity / least_teams + count, kFullDevice / kStepThreads + 1), kStepThreads};
