@@ -112,4 +112,129 @@ void collection_plan_free(const Tensor&, int64_t plan) {
   CollectionPlans<Kept>::all().free(plan);
 }
 
+// ---- A device's doors: to each operator by lists, and to the one by a plan that does the same ------------------------
+
+// The bags of a call, and what is looked up by them.
+struct CollectionBags {
+  const Tensor& indices;
+  const std::optional<Tensor>&offsets, &per_sample_weights;
+  CollectionLists lists;
+};
+
+// The rule of an optimizer, and where it is.
+struct CollectionRule {
+  int64_t rule;
+  const std::vector<double>& hyperparameters;
+  int64_t step, base;
+};
+
+// look_up(Kept*, weights, bags); Kept* is null without a plan.
+template <class Kept, auto look_up>
+struct LookUpDoors {
+  static std::tuple<Tensor, Tensor> by_lists(const std::vector<Tensor>& weights, const Tensor& indices,
+                                             const std::optional<Tensor>& offsets,
+                                             const std::optional<Tensor>& per_sample_weights,
+                                             const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+                                             const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+                                             const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
+    return look_up(nullptr, weights,
+                   {indices, offsets, per_sample_weights, {tables, keys, modes, bags, padding_idx, side_by_side}});
+  }
+  static std::tuple<Tensor, Tensor> by_plan(const std::vector<Tensor>& weights, const Tensor& indices,
+                                            const std::optional<Tensor>& offsets,
+                                            const std::optional<Tensor>& per_sample_weights,
+                                            const std::vector<int64_t>& bags, bool side_by_side, int64_t plan) {
+    const auto p = CollectionPlans<Kept>::all().at("planned_collection", plan);
+    return look_up(&p->kept, weights, {indices, offsets, per_sample_weights, p->lists(bags, side_by_side)});
+  }
+};
+
+// look_up_current(Kept*, weights, states, last_steps, history, bags, rule).
+template <class Kept, auto look_up_current>
+struct CurrentDoors {
+  static std::tuple<Tensor, Tensor> by_lists(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                                             const std::vector<Tensor>& last_steps, const Tensor& history,
+                                             const Tensor& indices, const std::optional<Tensor>& offsets,
+                                             const std::optional<Tensor>& per_sample_weights,
+                                             const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+                                             const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+                                             const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule,
+                                             const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
+    return look_up_current(
+        nullptr, weights, states, last_steps, history,
+        {indices, offsets, per_sample_weights, {tables, keys, modes, bags, padding_idx, side_by_side}},
+        {rule, hyperparameters, step, base});
+  }
+  static std::tuple<Tensor, Tensor> by_plan(const std::vector<Tensor>& weights, const Tensor& history,
+                                            const Tensor& indices, const std::optional<Tensor>& offsets,
+                                            const std::optional<Tensor>& per_sample_weights,
+                                            const std::vector<int64_t>& bags, bool side_by_side, int64_t rule,
+                                            const std::vector<double>& hyperparameters, int64_t step, int64_t base,
+                                            int64_t plan) {
+    const auto p = CollectionPlans<Kept>::all().at("planned_collection_current", plan);
+    return look_up_current(&p->kept, weights, p->states, p->last_steps, history,
+                           {indices, offsets, per_sample_weights, p->lists(bags, side_by_side)},
+                           {rule, hyperparameters, step, base});
+  }
+};
+
+// What an update writes, and how.
+struct CollectionUpdate {
+  const std::vector<Tensor>&weights, &states, &last_steps;
+  const std::optional<Tensor>& history;
+  const std::vector<bool>& wanted;
+  const std::optional<Tensor>& grad_scale;
+  CollectionRule rule;
+  bool maximize;
+  const std::vector<int64_t>&rounding_seeds, &whole;
+};
+
+// update(Kept*, written, grad, argmax, bags).
+template <class Kept, auto update>
+struct UpdateDoors {
+  static void by_lists(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                       const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history, const Tensor& grad,
+                       const Tensor& indices, const std::optional<Tensor>& offsets,
+                       const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+                       const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+                       const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
+                       const std::vector<int64_t>& padding_idx, bool side_by_side, const std::vector<bool>& wanted,
+                       const std::optional<Tensor>& grad_scale, int64_t rule,
+                       const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
+                       const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
+    update(nullptr,
+           {weights,
+            states,
+            last_steps,
+            history,
+            wanted,
+            grad_scale,
+            {rule, hyperparameters, step, base},
+            maximize,
+            rounding_seeds,
+            whole},
+           grad, argmax,
+           {indices, offsets, per_sample_weights, {tables, keys, modes, bags, padding_idx, side_by_side}});
+  }
+  static void by_plan(const std::vector<Tensor>& weights, const std::optional<Tensor>& history, const Tensor& grad,
+                      const Tensor& indices, const std::optional<Tensor>& offsets,
+                      const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+                      const std::vector<int64_t>& bags, bool side_by_side, int64_t rule,
+                      const std::vector<double>& hyperparameters, int64_t step, int64_t base, int64_t plan) {
+    const auto p = CollectionPlans<Kept>::all().at("planned_collection_update_", plan);
+    update(&p->kept,
+           {weights,
+            p->states,
+            p->last_steps,
+            history,
+            p->wanted,
+            /*grad_scale=*/std::nullopt,
+            {rule, hyperparameters, step, base},
+            p->maximize,
+            p->rounding_seeds,
+            p->whole},
+           grad, argmax, {indices, offsets, per_sample_weights, p->lists(bags, side_by_side)});
+  }
+};
+
 }  // namespace tsr

@@ -10,8 +10,6 @@ namespace tsr {
 struct NothingKept {
   static constexpr int64_t kSign = 1;
 };
-using CpuPlans = CollectionPlans<NothingKept>;
-
 // Bags and their items, checked but for the ids. The tensors must be contiguous and outlive this.
 template <class I>
 struct CollectionIds {

@@ -111,19 +111,12 @@ class CurrentRows {
   std::vector<T> values_;
 };
 
-}  // namespace
-
-std::tuple<Tensor, Tensor> embedding_collection_cpu(const std::vector<Tensor>& weights, const Tensor& indices_,
-                                                    const std::optional<Tensor>& offsets,
-                                                    const std::optional<Tensor>& per_sample_weights_,
-                                                    const std::vector<int64_t>& tables,
-                                                    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
-                                                    const std::vector<int64_t>& bags,
-                                                    const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
-  const Collection c = check_collection_lookups("embedding_collection", weights, indices_, offsets, per_sample_weights_,
-                                                {tables, keys, modes, bags, padding_idx, side_by_side});
-  const Tensor indices = as_contiguous(indices_);
-  const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
+std::tuple<Tensor, Tensor> look_up(NothingKept*, const std::vector<Tensor>& weights, const CollectionBags& given) {
+  const std::optional<Tensor>& offsets = given.offsets;
+  const Collection c = check_collection_lookups("embedding_collection", weights, given.indices, offsets,
+                                                given.per_sample_weights, given.lists);
+  const Tensor indices = as_contiguous(given.indices);
+  const std::optional<Tensor> per_sample_weights = as_contiguous(given.per_sample_weights);
   const PooledOutput results = new_output(c, weights[0]);
   dispatch_float(weights[0].scalar_type(), c.op, "weights", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
@@ -142,26 +135,24 @@ std::tuple<Tensor, Tensor> embedding_collection_cpu(const std::vector<Tensor>& w
   return {results.output, results.argmax};
 }
 
-std::tuple<Tensor, Tensor> embedding_collection_current_cpu(
-    const std::vector<Tensor>& weights_, const std::vector<Tensor>& states_, const std::vector<Tensor>& last_steps_,
-    const Tensor& history_, const Tensor& indices_, const std::optional<Tensor>& offsets,
-    const std::optional<Tensor>& per_sample_weights_, const std::vector<int64_t>& tables,
-    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
-    const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule_value,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
-  const Collection c =
-      check_collection_lookups("embedding_collection_current", weights_, indices_, offsets, per_sample_weights_,
-                               {tables, keys, modes, bags, padding_idx, side_by_side});
-  const OptimizerRule rule =
-      check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value, hyperparameters, step, base);
+std::tuple<Tensor, Tensor> look_up_current(NothingKept*, const std::vector<Tensor>& weights_,
+                                           const std::vector<Tensor>& states_, const std::vector<Tensor>& last_steps_,
+                                           const Tensor& history_, const CollectionBags& given,
+                                           const CollectionRule& at) {
+  const std::optional<Tensor>& offsets = given.offsets;
+  const Collection c = check_collection_lookups("embedding_collection_current", weights_, given.indices, offsets,
+                                                given.per_sample_weights, given.lists);
+  const OptimizerRule rule = check_collection_current(c.op, weights_, states_, last_steps_, history_, at.rule,
+                                                      at.hyperparameters, at.step, at.base);
   const std::vector<Tensor> weights = readable_rows(weights_), states = readable_rows(states_),
                             last_steps = as_contiguous(last_steps_);
-  const Tensor indices = as_contiguous(indices_), history = as_contiguous(history_);
-  const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
+  const Tensor indices = as_contiguous(given.indices), history = as_contiguous(history_);
+  const std::optional<Tensor> per_sample_weights = as_contiguous(given.per_sample_weights);
   const PooledOutput results = new_output(c, weights[0]);
   dispatch_float(weights[0].scalar_type(), c.op, "weights", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
-    const OptimizerStep<acc_t<T>> call(rule, hyperparameters, step, base, /*now=*/step, &history, /*scale=*/1);
+    const OptimizerStep<acc_t<T>> call(rule, at.hyperparameters, at.step, at.base, /*now=*/at.step, &history,
+                                       /*scale=*/1);
     const std::vector<RowStepper<T>> steppers = steppers_of<T>(call, weights, states, last_steps, {});
     const TablePointers<T> pointers(weights);
     std::vector<std::unique_ptr<CurrentRows<T>>> current;
@@ -191,34 +182,16 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cpu(
   return {results.output, results.argmax};
 }
 
-std::tuple<Tensor, Tensor> planned_collection_cpu(const std::vector<Tensor>& weights, const Tensor& indices,
-                                                  const std::optional<Tensor>& offsets,
-                                                  const std::optional<Tensor>& per_sample_weights,
-                                                  const std::vector<int64_t>& bags, bool side_by_side, int64_t plan) {
-  const auto p = CpuPlans::all().at("planned_collection", plan);
-  return embedding_collection_cpu(weights, indices, offsets, per_sample_weights, p->tables, p->keys, p->modes, bags,
-                                  p->padding_idx, side_by_side, /*sparse=*/false);
-}
-
-std::tuple<Tensor, Tensor> planned_collection_current_cpu(const std::vector<Tensor>& weights, const Tensor& history,
-                                                          const Tensor& indices, const std::optional<Tensor>& offsets,
-                                                          const std::optional<Tensor>& per_sample_weights,
-                                                          const std::vector<int64_t>& bags, bool side_by_side,
-                                                          int64_t rule, const std::vector<double>& hyperparameters,
-                                                          int64_t step, int64_t base, int64_t plan) {
-  const auto p = CpuPlans::all().at("planned_collection_current", plan);
-  return embedding_collection_current_cpu(weights, p->states, p->last_steps, history, indices, offsets,
-                                          per_sample_weights, p->tables, p->keys, p->modes, bags, p->padding_idx,
-                                          side_by_side, rule, hyperparameters, step, base);
-}
-
+}  // namespace
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
-  TSR_IMPL(m, "embedding_collection", &tsr::embedding_collection_cpu);
-  TSR_IMPL(m, "embedding_collection_current", &tsr::embedding_collection_current_cpu);
+  using LookUp = tsr::LookUpDoors<tsr::NothingKept, tsr::look_up>;
+  using Current = tsr::CurrentDoors<tsr::NothingKept, tsr::look_up_current>;
+  TSR_IMPL(m, "embedding_collection", &LookUp::by_lists);
+  TSR_IMPL(m, "embedding_collection_current", &Current::by_lists);
   TSR_IMPL(m, "collection_plan", &tsr::collection_plan<tsr::NothingKept>);
   TSR_IMPL(m, "collection_plan_free", &tsr::collection_plan_free<tsr::NothingKept>);
-  TSR_IMPL(m, "planned_collection", &tsr::planned_collection_cpu);
-  TSR_IMPL(m, "planned_collection_current", &tsr::planned_collection_current_cpu);
+  TSR_IMPL(m, "planned_collection", &LookUp::by_plan);
+  TSR_IMPL(m, "planned_collection_current", &Current::by_plan);
 }

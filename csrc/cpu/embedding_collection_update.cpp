@@ -78,30 +78,25 @@ void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T
       });
 }
 
-}  // namespace
-
-void embedding_collection_update_cpu(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const std::optional<Tensor>& history_, const Tensor& grad_, const Tensor& indices_,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights_,
-    const std::optional<Tensor>& argmax_, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
-    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-    const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
-  const Collection c =
-      check_embedding_collection_update(weights, grad_, indices_, offsets, per_sample_weights_, argmax_,
-                                        {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
-  const CollectionStep stepped = check_collection_step(c, weights, states, last_steps, history_, wanted, grad_scale,
-                                                       rule, hyperparameters, step, base, rounding_seeds, whole);
-  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_);
-  const std::optional<Tensor> history = as_contiguous(history_), argmax = as_contiguous(argmax_),
-                              per_sample_weights = as_contiguous(per_sample_weights_);
+void update(NothingKept*, const CollectionUpdate& written, const Tensor& grad_, const std::optional<Tensor>& argmax_,
+            const CollectionBags& given) {
+  const CollectionRule& at = written.rule;
+  const std::vector<Tensor>&weights = written.weights, &states = written.states, &last_steps = written.last_steps;
+  const std::optional<Tensor>&offsets = given.offsets, &grad_scale = written.grad_scale;
+  const Collection c = check_embedding_collection_update(
+      weights, grad_, given.indices, offsets, given.per_sample_weights, argmax_, given.lists, written.wanted);
+  const CollectionStep stepped =
+      check_collection_step(c, weights, states, last_steps, written.history, written.wanted, grad_scale, at.rule,
+                            at.hyperparameters, at.step, at.base, written.rounding_seeds, written.whole);
+  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(given.indices);
+  const std::optional<Tensor> history = as_contiguous(written.history), argmax = as_contiguous(argmax_),
+                              per_sample_weights = as_contiguous(given.per_sample_weights);
   dispatch_float(grad.scalar_type(), c.op, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
-    const OptimizerStep<acc_t<T>> call(stepped.rule, hyperparameters, step, base, /*now=*/step - 1,
-                                       last_steps.empty() ? nullptr : &*history, scale_of(grad_scale, maximize));
-    const auto steppers = steppers_of<T>(call, stepped.weights, states, last_steps, rounding_seeds);
+    const OptimizerStep<acc_t<T>> call(stepped.rule, at.hyperparameters, at.step, at.base, /*now=*/at.step - 1,
+                                       last_steps.empty() ? nullptr : &*history,
+                                       scale_of(grad_scale, written.maximize));
+    const auto steppers = steppers_of<T>(call, stepped.weights, states, last_steps, written.rounding_seeds);
     dispatch_index(indices.scalar_type(), c.op, "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       const CollectionInput<T, I> input(c, indices, offsets, per_sample_weights);
@@ -109,29 +104,18 @@ void embedding_collection_update_cpu(
         using U = typename decltype(width_tag)::type;
         const CollectionGroups<T, U> groups(group_tables<U>(input, grad.const_data_ptr<T>(),
                                                             argmax ? argmax->const_data_ptr<int64_t>() : nullptr,
-                                                            wanted, GradientRows::kPresent));
-        step_rows(groups, call, steppers, stepped.places, whole);
+                                                            written.wanted, GradientRows::kPresent));
+        step_rows(groups, call, steppers, stepped.places, written.whole);
       });
     });
   });
 }
 
-void planned_collection_update_cpu(const std::vector<Tensor>& weights, const std::optional<Tensor>& history,
-                                   const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
-                                   const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
-                                   const std::vector<int64_t>& bags, bool side_by_side, int64_t rule,
-                                   const std::vector<double>& hyperparameters, int64_t step, int64_t base,
-                                   int64_t plan) {
-  const auto p = CpuPlans::all().at("planned_collection_update_", plan);
-  embedding_collection_update_cpu(weights, p->states, p->last_steps, history, grad, indices, offsets,
-                                  per_sample_weights, argmax, p->tables, p->keys, p->modes, bags, p->padding_idx,
-                                  side_by_side, p->wanted, /*grad_scale=*/std::nullopt, rule, hyperparameters, step,
-                                  base, p->maximize, p->rounding_seeds, p->whole);
-}
-
+}  // namespace
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
-  TSR_IMPL(m, "embedding_collection_update_", &tsr::embedding_collection_update_cpu);
-  TSR_IMPL(m, "planned_collection_update_", &tsr::planned_collection_update_cpu);
+  using Update = tsr::UpdateDoors<tsr::NothingKept, tsr::update>;
+  TSR_IMPL(m, "embedding_collection_update_", &Update::by_lists);
+  TSR_IMPL(m, "planned_collection_update_", &Update::by_plan);
 }

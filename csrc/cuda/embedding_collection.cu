@@ -3,10 +3,10 @@
 namespace tsr {
 namespace {
 
-std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tensor>& weights, const Tensor& indices,
-                                   const std::optional<Tensor>& offsets,
-                                   const std::optional<Tensor>& per_sample_weights, const CollectionLists& lists) {
+std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tensor>& weights,
+                                   const CollectionBags& given) {
   const char* op = "embedding_collection";
+  const auto& [indices, offsets, per_sample_weights, lists] = given;
   const Collection c = check_collection_lookups(op, weights, indices, offsets, per_sample_weights, lists);
   DeviceCall call(op, weights[0], uploads);
   Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
@@ -20,8 +20,8 @@ std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tenso
     using View = PartView<T>;
     constexpr int wide = 16 / sizeof(T);
     PartInputs<T> in = inputs_of<T>(call, f);
-    if (per_sample_weights) {
-      in.weights = call.data<T>(*per_sample_weights);
+    if (given.per_sample_weights) {
+      in.weights = call.data<T>(*given.per_sample_weights);
       pool_lookups<WeightedSum<T, wide>, View>(call, f, in, /*of_max=*/false);
     } else {
       pool_lookups<Sum<T, wide>, View>(call, f, in, /*of_max=*/false);
@@ -31,29 +31,13 @@ std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tenso
   return {f.out, f.argmax};
 }
 
-std::tuple<Tensor, Tensor> embedding_collection_cuda(
-    const std::vector<Tensor>& weights, const Tensor& indices, const std::optional<Tensor>& offsets,
-    const std::optional<Tensor>& per_sample_weights, const std::vector<int64_t>& tables,
-    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
-    const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
-  return look_up(nullptr, weights, indices, offsets, per_sample_weights,
-                 {tables, keys, modes, bags, padding_idx, side_by_side});
-}
-
-std::tuple<Tensor, Tensor> planned_collection_cuda(const std::vector<Tensor>& weights, const Tensor& indices,
-                                                   const std::optional<Tensor>& offsets,
-                                                   const std::optional<Tensor>& per_sample_weights,
-                                                   const std::vector<int64_t>& bags, bool side_by_side, int64_t plan) {
-  const auto p = DevicePlans::all().at("planned_collection", plan);
-  return look_up(&p->kept, weights, indices, offsets, per_sample_weights, p->lists(bags, side_by_side));
-}
-
 }  // namespace
 }  // namespace tsr
 
 TSR_CUDA_KERNELS(m) {
-  TSR_IMPL(m, "embedding_collection", &tsr::embedding_collection_cuda);
+  using LookUp = tsr::LookUpDoors<tsr::KeptUploads, tsr::look_up>;
+  TSR_IMPL(m, "embedding_collection", &LookUp::by_lists);
   TSR_IMPL(m, "collection_plan", &tsr::collection_plan<tsr::KeptUploads>);
   TSR_IMPL(m, "collection_plan_free", &tsr::collection_plan_free<tsr::KeptUploads>);
-  TSR_IMPL(m, "planned_collection", &tsr::planned_collection_cuda);
+  TSR_IMPL(m, "planned_collection", &LookUp::by_plan);
 }

@@ -8,8 +8,6 @@
 
 namespace tsr {
 
-using DevicePlans = CollectionPlans<KeptUploads>;
-
 // The input of a call, as kernels read it.
 struct CollectionInput {
   const void* indices;

@@ -72,19 +72,19 @@ __device__ void add_entries(const CurrentView<A, Rules>& p, const RowTile& tile,
 
 std::tuple<Tensor, Tensor> look_up_current(KeptUploads* uploads, const std::vector<Tensor>& weights,
                                            const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-                                           const Tensor& history, const Tensor& indices,
-                                           const std::optional<Tensor>& offsets,
-                                           const std::optional<Tensor>& per_sample_weights,
-                                           const CollectionLists& lists, int64_t rule_value,
-                                           const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
+                                           const Tensor& history, const CollectionBags& given,
+                                           const CollectionRule& at) {
   const char* op = "embedding_collection_current";
-  const Collection c = check_collection_lookups(op, weights, indices, offsets, per_sample_weights, lists);
+  const std::optional<Tensor>& per_sample_weights = given.per_sample_weights;
+  const Collection c =
+      check_collection_lookups(op, weights, given.indices, given.offsets, per_sample_weights, given.lists);
   const std::optional<Tensor> given_history(history);
-  const OptimizerRule rule =
-      check_collection_current(op, weights, states, last_steps, given_history, rule_value, hyperparameters, step, base);
+  const OptimizerRule rule = check_collection_current(op, weights, states, last_steps, given_history, at.rule,
+                                                      at.hyperparameters, at.step, at.base);
   DeviceCall call(op, weights[0], uploads);
-  Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
-  const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, hyperparameters, step, base};
+  Forward f = start_forward(call, c, weights[0].scalar_type(), given.indices, given.offsets);
+  const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, at.hyperparameters,
+                                      at.step, at.base};
   with_accumulator(weights[0].scalar_type(), [&](auto tag) {
     using A = typename decltype(tag)::type;
     with_current_tables<A>(call, optimizer, [&](const auto& step_call, auto rules, const OptimizerTable* on_device) {
@@ -103,32 +103,11 @@ std::tuple<Tensor, Tensor> look_up_current(KeptUploads* uploads, const std::vect
   return {f.out, f.argmax};
 }
 
-std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const Tensor& history, const Tensor& indices, const std::optional<Tensor>& offsets,
-    const std::optional<Tensor>& per_sample_weights, const std::vector<int64_t>& tables,
-    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
-    const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
-  return look_up_current(nullptr, weights, states, last_steps, history, indices, offsets, per_sample_weights,
-                         {tables, keys, modes, bags, padding_idx, side_by_side}, rule, hyperparameters, step, base);
-}
-
-std::tuple<Tensor, Tensor> planned_collection_current_cuda(const std::vector<Tensor>& weights, const Tensor& history,
-                                                           const Tensor& indices, const std::optional<Tensor>& offsets,
-                                                           const std::optional<Tensor>& per_sample_weights,
-                                                           const std::vector<int64_t>& bags, bool side_by_side,
-                                                           int64_t rule, const std::vector<double>& hyperparameters,
-                                                           int64_t step, int64_t base, int64_t plan) {
-  const auto p = DevicePlans::all().at("planned_collection_current", plan);
-  return look_up_current(&p->kept, weights, p->states, p->last_steps, history, indices, offsets, per_sample_weights,
-                         p->lists(bags, side_by_side), rule, hyperparameters, step, base);
-}
-
 }  // namespace
 }  // namespace tsr
 
 TSR_CUDA_KERNELS(m) {
-  TSR_IMPL(m, "embedding_collection_current", &tsr::embedding_collection_current_cuda);
-  TSR_IMPL(m, "planned_collection_current", &tsr::planned_collection_current_cuda);
+  using Current = tsr::CurrentDoors<tsr::KeptUploads, tsr::look_up_current>;
+  TSR_IMPL(m, "embedding_collection_current", &Current::by_lists);
+  TSR_IMPL(m, "planned_collection_current", &Current::by_plan);
 }

@@ -208,61 +208,37 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   with_rules(in.optimizer, [&](auto rules) { launch(call, shape, collection_update_kernel<decltype(rules), A>, in); });
 }
 
-void update(KeptUploads* uploads, const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-            const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history, const Tensor& grad,
-            const Tensor& indices, const std::optional<Tensor>& offsets,
-            const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
-            const CollectionLists& lists, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale,
-            int64_t rule_value, const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-            const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
-  const Collection c =
-      check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax, lists, wanted);
-  const CollectionStep checked = check_collection_step(c, weights, states, last_steps, history, wanted, grad_scale,
-                                                       rule_value, hyperparameters, step, base, rounding_seeds, whole);
+void update(KeptUploads* uploads, const CollectionUpdate& written, const Tensor& grad,
+            const std::optional<Tensor>& argmax, const CollectionBags& given) {
+  const CollectionRule& at = written.rule;
+  const auto& [indices, offsets, per_sample_weights, lists] = given;
+  const std::vector<Tensor>&weights = written.weights, &states = written.states, &last_steps = written.last_steps;
+  const Collection c = check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax,
+                                                         lists, written.wanted);
+  const CollectionStep checked =
+      check_collection_step(c, weights, states, last_steps, written.history, written.wanted, written.grad_scale,
+                            at.rule, at.hyperparameters, at.step, at.base, written.rounding_seeds, written.whole);
   if (checked.weights.empty()) return;
   DeviceCall call(c.op, weights[0], uploads);
-  const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
-  const OptimizerArguments arguments{checked.rule, hyperparameters,          step,    base,
-                                     step - 1,     weights[0].scalar_type(), history, grad_scale,
-                                     maximize,     !rounding_seeds.empty()};
+  const CollectionGradient gradient{c, grad, per_sample_weights, argmax, written.wanted};
+  const OptimizerArguments arguments{checked.rule,     at.hyperparameters,
+                                     at.step,          at.base,
+                                     at.step - 1,      weights[0].scalar_type(),
+                                     written.history,  written.grad_scale,
+                                     written.maximize, !written.rounding_seeds.empty()};
   const std::vector<OptimizerTable> on_host =
-      optimizer_tables(arguments, checked.weights, states, last_steps, rounding_seeds);
+      optimizer_tables(arguments, checked.weights, states, last_steps, written.rounding_seeds);
+  const CollectionInput input = collection_input(call, indices, offsets);
   with_accumulator(grad.scalar_type(), [&](auto tag) {
-    step_rows<typename decltype(tag)::type>(call, gradient, collection_input(call, indices, offsets), on_host,
-                                            arguments);
+    step_rows<typename decltype(tag)::type>(call, gradient, input, on_host, arguments);
   });
-}
-
-void embedding_collection_update_cuda(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const std::optional<Tensor>& history, const Tensor& grad, const Tensor& indices,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
-    const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
-    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-    const std::vector<int64_t>& rounding_seeds, const std::vector<int64_t>& whole) {
-  update(nullptr, weights, states, last_steps, history, grad, indices, offsets, per_sample_weights, argmax,
-         {tables, keys, modes, bags, padding_idx, side_by_side}, wanted, grad_scale, rule, hyperparameters, step, base,
-         maximize, rounding_seeds, whole);
-}
-
-void planned_collection_update_cuda(const std::vector<Tensor>& weights, const std::optional<Tensor>& history,
-                                    const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
-                                    const std::optional<Tensor>& per_sample_weights,
-                                    const std::optional<Tensor>& argmax, const std::vector<int64_t>& bags,
-                                    bool side_by_side, int64_t rule, const std::vector<double>& hyperparameters,
-                                    int64_t step, int64_t base, int64_t plan) {
-  const auto p = DevicePlans::all().at("planned_collection_update_", plan);
-  update(&p->kept, weights, p->states, p->last_steps, history, grad, indices, offsets, per_sample_weights, argmax,
-         p->lists(bags, side_by_side), p->wanted, /*grad_scale=*/std::nullopt, rule, hyperparameters, step, base,
-         p->maximize, p->rounding_seeds, p->whole);
 }
 
 }  // namespace
 }  // namespace tsr
 
 TSR_CUDA_KERNELS(m) {
-  TSR_IMPL(m, "embedding_collection_update_", &tsr::embedding_collection_update_cuda);
-  TSR_IMPL(m, "planned_collection_update_", &tsr::planned_collection_update_cuda);
+  using Update = tsr::UpdateDoors<tsr::KeptUploads, tsr::update>;
+  TSR_IMPL(m, "embedding_collection_update_", &Update::by_lists);
+  TSR_IMPL(m, "planned_collection_update_", &Update::by_plan);
 }

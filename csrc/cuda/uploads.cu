@@ -50,13 +50,13 @@ const int64_t* KeptUploads::send(DeviceCall& call, std::vector<int64_t>&& words)
   const size_t number = call.next_upload();
   if (number == sent_.size()) sent_.emplace_back();
   Sent& sent = sent_[number];
-  if (sent.stream != call.stream() || sent.device != call.device() || sent.words != words) {
+  if (!sent.there || sent.stream != call.stream() || sent.device != call.device() || sent.words != words) {
     // Into memory of its own: kernels of another thread's call may still read the last one.
     Tensor there = call.empty({static_cast<int64_t>(words.size())}, ScalarType::Long);
     upload_all(call, words, static_cast<int64_t*>(there.data_ptr()));
     sent = {call.device(), call.stream(), std::move(words), there};
   }
-  return call.data<int64_t>(sent.there);
+  return call.data<int64_t>(*sent.there);
 }
 
 }  // namespace tsr

@@ -52,7 +52,7 @@ class KeptUploads {
     int32_t device;
     Stream stream;
     std::vector<int64_t> words;
-    Tensor there;
+    std::optional<Tensor> there;
   };
 
   std::mutex mutex_;
