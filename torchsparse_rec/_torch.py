@@ -1,5 +1,7 @@
 """
-All private names of torch that this library uses, each with its reason.
+All private names of torch that this library uses, each with its reason: here what concerns a call.
+
+What concerns gradients, modules, optimizers and ranks is in ``_torch_modules.py``.
 
 Where a torch lacks one, what stands here in its place is slower, or an error that says what cannot be done without it:
 never a wrong number. The tests try each name and each substitute.
@@ -9,28 +11,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import reduce, wraps
-from operator import attrgetter
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
-from torch.distributed.device_mesh import DeviceMesh
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 from torch.utils import _pytree
 
 _Found = TypeVar("_Found")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _private(path: str, otherwise: _Found) -> _Found:
+def private(path: str, otherwise: _Found) -> _Found:
     """Return ``torch.<path>``, or ``otherwise`` where this torch has no such name."""
     try:
         return reduce(getattr, path.split("."), torch)  # type: ignore[return-value, arg-type]
@@ -61,23 +57,23 @@ def _any_requires_grad(*arguments: Any) -> bool:
 
 # A context in which operators go straight to their kernels. An autograd.Function has recorded the gradient already, so
 # that without this name they only pass through autograd's layer for nothing.
-below_autograd: Callable[[], Any] = _private("_C._AutoDispatchBelowAutograd", torch.no_grad)
+below_autograd: Callable[[], Any] = private("_C._AutoDispatchBelowAutograd", torch.no_grad)
 
 # A context in which no tensor's class has a say: for those who work on a table's storage, of which rows may be stale.
-as_stored: Callable[[], Any] = _private("_C.DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
+as_stored: Callable[[], Any] = private("_C.DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 
 # Set whether gradients are recorded from now on. Torch's contexts that do so cost as much as a small operator.
-set_grad_enabled: Callable[[bool], Any] = _private("_C._set_grad_enabled", torch.set_grad_enabled)
+set_grad_enabled: Callable[[bool], Any] = private("_C._set_grad_enabled", torch.set_grad_enabled)
 
-any_requires_grad: Callable[..., bool] = _private("_C._any_requires_grad", _any_requires_grad)
+any_requires_grad: Callable[..., bool] = private("_C._any_requires_grad", _any_requires_grad)
 
 # Return or set a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all
 # tables, under as_stored.
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
 set_grad: Callable[[Tensor, Tensor | None], None] = Tensor.grad.__set__  # type: ignore[union-attr]
 
-_transforms: Callable[[], Any] = _private("_C._functorch.peek_interpreter_stack", lambda: True)
-_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
+_transforms: Callable[[], Any] = private("_C._functorch.peek_interpreter_stack", lambda: True)
+_modes: Callable[[], int] = private("_C._len_torch_dispatch_stack", lambda: 1)
 
 
 def is_transformed() -> bool:
@@ -123,11 +119,11 @@ def is_plain(ids: Tensor, weight: Tensor) -> bool:
 
 # Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
 # where torch does not tell.
-is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
+is_wrapped: Callable[[Tensor], bool] = private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
 
 
 # A context without the transforms of torch.func that are at work. Without this name they follow a table's flush.
-_cleared = _private("_functorch.pyfunctorch.temporarily_clear_interpreter_stack", nullcontext)
+_cleared = private("_functorch.pyfunctorch.temporarily_clear_interpreter_stack", nullcontext)
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
@@ -137,9 +133,9 @@ def outside_transforms() -> AbstractContextManager[Any]:
 
 # The functions in C++ by which transforms wrap a tensor, where torch's own Python finds them.
 _WRAPPING = (
-    (_private("_functorch.eager_transforms", None), "_wrap_for_grad"),
-    (_private("_functorch.eager_transforms", None), "_wrap_functional_tensor"),
-    (_private("_functorch.vmap", None), "_add_batch_dim"),
+    (private("_functorch.eager_transforms", None), "_wrap_for_grad"),
+    (private("_functorch.eager_transforms", None), "_wrap_functional_tensor"),
+    (private("_functorch.vmap", None), "_add_batch_dim"),
 )
 
 
@@ -169,7 +165,7 @@ def _seeing(see: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..
     return seeing
 
 
-_increment_versions: Callable[..., None] = _private("_C._increment_version", torch.autograd.graph.increment_version)
+_increment_versions: Callable[..., None] = private("_C._increment_version", torch.autograd.graph.increment_version)
 
 
 def tell_autograd(written: Sequence[Tensor]) -> None:
@@ -218,7 +214,7 @@ def call_kernel(operator: Any, x: Tensor, *arguments: Any) -> Any:
 
 
 # Say whether torch.jit.trace runs, by one call.
-is_traced: Callable[[], bool] = _private("_C._is_tracing", torch.jit.is_tracing)
+is_traced: Callable[[], bool] = private("_C._is_tracing", torch.jit.is_tracing)
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -232,7 +228,7 @@ def operator_names() -> Iterable[str]:
 
     None where torch does not tell: vmap then refuses the operators that have no rule of their own.
     """
-    return _private("_C._dispatch_get_all_op_names", lambda: ())()
+    return private("_C._dispatch_get_all_op_names", lambda: ())()
 
 
 def arguments_of(operator: Any) -> list[Any]:
@@ -242,7 +238,7 @@ def arguments_of(operator: Any) -> list[Any]:
 
 # ---- Compilers -------------------------------------------------------------------------------------------------------
 
-_frames: Any = _private("_C._dynamo.eval_frame", None)
+_frames: Any = private("_C._dynamo.eval_frame", None)
 # Return what looks at each of this thread's frames before it runs; None while nothing compiles. False where torch does
 # not tell: then a function that is not to be traced always takes the long way round the compiler.
 _compiles: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambda: False)
@@ -286,9 +282,9 @@ def constant_in_graphs(function: _Function) -> _Function:
 # ---- Backward --------------------------------------------------------------------------------------------------------
 
 _NO_FUSED = "grad_mode='fused' cannot tell one backward from another"
-_task: Callable[[], int] | None = _private("_C._current_graph_task_id", None)
+_task: Callable[[], int] | None = private("_C._current_graph_task_id", None)
 _graph_task = _task or _missing("_C._current_graph_task_id", _NO_FUSED)
-_will_execute = _private("_C._will_engine_execute_node", _missing("_C._will_engine_execute_node", _NO_FUSED))
+_will_execute = private("_C._will_engine_execute_node", _missing("_C._will_engine_execute_node", _NO_FUSED))
 
 
 # Return what is equal for the same backward, of those that run in this thread; where torch does not tell, never.
@@ -333,159 +329,9 @@ def is_reached(node: Any) -> bool:
 pytree = _pytree
 
 
-# ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
-
-
-# Mark a COO gradient as sorted, each row once, or not. Without the mark an optimizer sorts it again.
-mark_coalesced: Callable[[Tensor, bool], Any] = _private("Tensor._coalesced_", lambda *_: None)
-
-
-# Return the hooks on a tensor's gradient, and those after it has been added up: a mapping, or None, for each. Torch has
-# no public way to ask.
-gradient_hooks: Callable[[Tensor], tuple[Mapping[int, Any] | None, Mapping[int, Any] | None]]
-gradient_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def all_hooks(weights: Iterable[Tensor]) -> list[Any]:
-    """Return the hooks on the gradients of tensors, at the cost of a glance at each that has none."""
-    found: list[Any] = []
-    for weight in weights:
-        for hooks in gradient_hooks(weight):
-            if hooks:
-                found += hooks.values()
-    return found
-
-
-def load_hooks(module: torch.nn.Module) -> dict[int, Any]:
-    """Return the hooks that follow a module's ``load_state_dict``, to find one that is there already, or remove it."""
-    return module._load_state_dict_post_hooks
-
-
-def step_without_hooks(optimizer: torch.optim.Optimizer, step: Any) -> None:
-    """Call an optimizer's ``step`` of a base class, but not the hooks around it, which torch puts on every class."""
-    if getattr(step, "hooked", False):
-        step.__wrapped__(optimizer)
-    else:
-        step()
-
-
-# The module is no attribute of torch.optim. Where torch does not tell of hooks on all optimizers, there is one.
-_of_optimizers = sys.modules[torch.optim.Optimizer.__module__]
-_step_hooks = [getattr(_of_optimizers, f"_global_optimizer_{when}_hooks", {0: "unknown"}) for when in ("pre", "post")]
-_profiler_runs: Callable[[], bool] = _private("_C._autograd._profiler_enabled", lambda: True)
-
-
-def is_step_seen(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether somebody wants to know of an optimizer's steps: a hook on it or on all optimizers, or a profiler."""
-    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
-    return any(hooks) or any(_step_hooks) or _profiler_runs()
-
-
-# Torch's kernels that step many parameters by one call, in place, for Adam and AdamW. None: torch calls them itself.
-fused_adam: Callable[..., None] | None = _private("_fused_adam_", None)
-fused_adamw: Callable[..., None] | None = _private("_fused_adamw_", None)
-
-
-def is_made_by_zero() -> bool:
-    """Say whether this is within a ZeroRedundancyOptimizer that makes an optimizer for some of its parameters."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_init_local_optimizer":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def is_copied_to_average() -> bool:
-    """Say whether this is within the ``copy.deepcopy`` by which an AveragedModel begins."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_code is AveragedModel.__init__.__code__:
-            return True
-        frame = frame.f_back
-    return False
-
-
-# Lightning's callback sets the average and the model in each other's place.
-_AVERAGING = ("lightning.pytorch.callbacks.weight_averaging", "pytorch_lightning.callbacks.weight_averaging")
-
-
-def is_averaging(frame: FrameType) -> bool:
-    """Say whether a frame is of code that sets an AveragedModel's parameters beside those of its model."""
-    return frame.f_code is AveragedModel.update_parameters.__code__ or frame.f_globals.get("__name__") in _AVERAGING
-
-
-def is_in_ddp() -> bool:
-    """Say whether this is within the forward of a DistributedDataParallel. False where torch does not tell."""
-    return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
-
-
-def parameters_of_active_ddp() -> Sequence[Tensor]:
-    """
-    Return the parameters of the DistributedDataParallel within whose forward this is, less those that it leaves out.
-
-    Empty where there is none, or where torch does not tell.
-    """
-    active = getattr(DistributedDataParallel, "_active_ddp_module", None)
-    return getattr(active, "_module_parameters", ())
-
-
-def ignore_in_ddp(module: torch.nn.Module, names: Iterable[str]) -> None:
-    """Have a DistributedDataParallel that is given this module leave out these parameters too, besides others."""
-    known = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    # DDP forms the names of the outermost module's own parameters in two ways, one of which begins with a dot.
-    both = [form for name in names for form in ((name,) if "." in name else (name, f".{name}"))]
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(module, list(dict.fromkeys([*known, *both])))
-
-
-def default_store() -> torch.distributed.Store:
-    """Return the store by which the ranks of the job have found each other: any of them may read what one has set."""
-    return torch.distributed.distributed_c10d._get_default_store()
-
-
-def any_in_fsdp(modules: Iterable[torch.nn.Module]) -> bool:
-    """Say whether :func:`is_in_fsdp` is true of one of the modules."""
-    return any(["_is_fsdp_managed_module" in module.__dict__ for module in modules])
-
-
-def is_in_fsdp(module: torch.nn.Module) -> bool:
-    """Say whether ``fully_shard`` has dealt out a module's parameters. False where torch does not tell."""
-    return "_is_fsdp_managed_module" in module.__dict__
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Say whether ``torch.compile`` has been called of a module, or ``module.compile()``."""
-    optimized = _private("_dynamo.eval_frame.OptimizedModule", ())
-    return isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor has been written: autograd counts it for its own check of saved tensors."""
-    return tensor._version
-
-
-def is_alive(tensor: Tensor) -> Callable[[], bool]:
-    """Return a function that says whether the tensor's memory is still held by anybody, without holding it."""
-    reference = StorageWeakRef(tensor.untyped_storage())
-    return lambda: not reference.expired()
-
-
-# ---- Ranks -----------------------------------------------------------------------------------------------------------
-
-
-def mesh_of(ranks: list[int], device: str) -> DeviceMesh:
-    """
-    Return a mesh that says which ranks have a tensor, and by which they do not speak.
-
-    Torch's public ways make process groups, for which all ranks of the job, in this mesh or another, must call.
-    """
-    return DeviceMesh(device, ranks, _init_backend=False)
-
-
 # ---- Devices ---------------------------------------------------------------------------------------------------------
 
 
 def has_cuda_context(index: int) -> bool:
     """Say whether this process has used a GPU. To ask the GPU itself would make a context on it."""
-    return _private("_C._cuda_hasPrimaryContext", lambda _: True)(index)  # type: ignore[no-any-return]
+    return private("_C._cuda_hasPrimaryContext", lambda _: True)(index)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Private names of torch stand in one file, this torch has them, and what stands in for one gives its results."""
+"""Private names of torch stand in two files, this torch has them, and what stands in for one gives its results."""
 
 import ast
 import os
@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchsparse_rec import _torch
+from torchsparse_rec._torch import private
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = re.findall(r'_private\("([\w.]+)"', Path(_torch.__file__).read_text())
+FILES = ("_torch.py", "_torch_modules.py")
+NAMES = [
+    x for file in FILES for x in re.findall(r'\bprivate\("([\w.]+)"', (ROOT / "torchsparse_rec" / file).read_text())
+]
 # Private to torch, of tensors, modules and modes.
 OF_OBJECTS = {
     *("_coalesced_", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_execution_engine", "_schema"),
@@ -35,24 +38,23 @@ def private_names(path: Path) -> set[str]:
     return {name for name in found if not name.startswith("__")}
 
 
-def test_they_stand_in_one_file():
+def test_they_stand_in_two_files():
     files = [x for folder in ("torchsparse_rec", "compat") for x in (ROOT / folder).rglob("*.py")]
     found = {str(x.relative_to(ROOT)): private_names(x) for x in files}
-    assert {name for name in found if found[name]} == {"torchsparse_rec/_torch.py"}
+    assert {name for name in found if found[name]} == {f"torchsparse_rec/{file}" for file in FILES}
 
 
 @pytest.mark.representative
 @pytest.mark.parametrize("name", [name for name in NAMES if "cuda" not in name or torch.cuda.is_available()])
 def test_this_torch_has_it(name):
-    assert _torch._private(name, None) is not None
+    assert private(name, None) is not None
 
 
 # A step in each mode, a gradient of a gradient, and a vmap; run where a name is gone, and where none is: each time in a
 # process forked from one that has imported torch, which takes longer than all else.
 PROGRAM = """
 import importlib.util, os, pathlib, sys, types, torch, torch._dynamo
-path = pathlib.Path(importlib.util.find_spec("torchsparse_rec").origin).with_name("_torch.py")
-source = path.read_text()
+folder = pathlib.Path(importlib.util.find_spec("torchsparse_rec").origin).parent
 for gone in sys.argv[1:]:
     print(f"== {gone}", flush=True)
     if not (pid := os.fork()):
@@ -61,10 +63,12 @@ for gone in sys.argv[1:]:
         sys.exit(f"without {gone}")
 else:
     sys.exit()
-source = source.replace(f'_private("{gone}"', '_private("gone"')
-module = types.ModuleType("torchsparse_rec._torch")
-exec(compile(source, str(path), "exec"), vars(module))
-sys.modules[module.__name__] = module
+for name in ("_torch", "_torch_modules"):
+    path = folder / f"{name}.py"
+    source = path.read_text().replace(f'private("{gone}"', 'private("gone"')
+    module = sys.modules[f"torchsparse_rec.{name}"] = types.ModuleType(f"torchsparse_rec.{name}")
+    module.__package__ = "torchsparse_rec"
+    exec(compile(source, str(path), "exec"), vars(module))
 from torchsparse_rec import nn, ops, optim
 
 def trained(mode):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .._torch import ignore_in_ddp, parameters_of_active_ddp
+from .._torch_modules import ignore_in_ddp, parameters_of_active_ddp
 from ..nn import EmbeddingVariable
 from ..tables.table import table_if_any
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch import default_store
+from .._torch_modules import default_store
 from .agreed import agreed
 
 __all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks", "known_call"]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, parameters_of_active_ddp
+from .._torch import as_stored
+from .._torch_modules import parameters_of_active_ddp
 from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys

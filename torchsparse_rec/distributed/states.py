@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .._torch import as_stored, mesh_of
+from .._torch import as_stored
+from .._torch_modules import mesh_of
 from ..tables.part import are_apart
 from ..tables.table import table_of
 from .blocks import Blocks

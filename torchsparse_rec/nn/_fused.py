@@ -29,14 +29,13 @@ from .._torch import (
     bare_apply,
     current_backward,
     grad_of,
-    gradient_hooks,
-    is_in_ddp,
     is_reached,
     is_seen,
     is_wrapped,
     node_of,
     set_grad_enabled,
 )
+from .._torch_modules import gradient_hooks, is_in_ddp
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update

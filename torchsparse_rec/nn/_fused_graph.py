@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from .._torch import as_stored, constant_in_graphs, is_alive
+from .._torch import as_stored, constant_in_graphs
+from .._torch_modules import is_alive
 from ._fused import FusedLookups
 from ._graph_owners import owner_of
 from ._read import TableSet, read, weights_gradient

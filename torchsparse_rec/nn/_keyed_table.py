@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, is_averaging
+from .._torch import as_stored
+from .._torch_modules import is_averaging
 from ..tables.growing import Places
 from ..tables.table import split_part, table_of
 from ..typing import GradMode

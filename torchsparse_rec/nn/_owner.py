@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import load_hooks, untraced
+from .._torch import untraced
+from .._torch_modules import load_hooks
 from ..tables.stale import StaleParameter, flush_read
 from ..tables.table import are_same, table_of
 from ..typing import GradMode

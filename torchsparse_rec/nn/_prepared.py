@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .._torch import grad_of, gradient_hooks, is_plain, see_operators
+from .._torch import grad_of, is_plain, see_operators
+from .._torch_modules import gradient_hooks
 from ..tables.table import Table
 from .gradients import have_hooks
 from .plan import Held

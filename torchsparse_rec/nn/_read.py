@@ -18,8 +18,8 @@ from .._torch import (
     is_wrapped,
     see_operators,
     set_grad_enabled,
-    version_of,
 )
+from .._torch_modules import version_of
 from ..ops.autograd import final
 from ..ops.embedding import coo_tensor
 from ..ops.embedding_collection import tell

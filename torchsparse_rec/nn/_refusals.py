@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .._torch import is_in_fsdp, untraced
+from .._torch import untraced
+from .._torch_modules import is_in_fsdp
 
 NO_TORCHSCRIPT = (
     "{}: torch.jit cannot compile this lookup: use torch.export with the model in eval(), or first turn its tables "

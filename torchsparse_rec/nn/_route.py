@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import as_stored, is_in_fsdp, is_run_again, is_seen, is_traced, is_wrapped
+from .._torch import as_stored, is_run_again, is_seen, is_traced, is_wrapped
+from .._torch_modules import is_in_fsdp
 from ..ops.autograd import is_bare
 from ..ops.embedding_collection import lookup
 from ..tables.stale import are_trained, is_parameter

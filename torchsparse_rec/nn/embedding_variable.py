@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .. import ops
 from .._reduction import SUM
-from .._torch import any_in_fsdp, as_stored, is_copied_to_average, is_in_ddp, is_run_again
+from .._torch import as_stored, is_run_again
+from .._torch_modules import any_in_fsdp, is_copied_to_average, is_in_ddp
 from ..tables.growing import GrowingRows
 from ..tables.table import Table, is_growing_stale, table_of
 from ..variable.arguments import check_trainable, check_whole

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from .._torch import all_hooks, as_stored, backward_number, below_autograd, grad_of, gradient_hooks, mark_coalesced
+from .._torch import as_stored, backward_number, below_autograd, grad_of
+from .._torch_modules import all_hooks, gradient_hooks, mark_coalesced
 from ..tables.table import table_if_any
 
 __all__ = ["sparse_to_dense_grads"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import is_in_fsdp
+from .._torch_modules import is_in_fsdp
 from ..ops.quantized import check_rows, format_of, packed_rows
 from ..tables.table import split_part
 from ..typing import RowsFormat

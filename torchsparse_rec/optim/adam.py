@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, fused_adam, fused_adamw, grad_of
+from .._torch import as_stored, grad_of
+from .._torch_modules import fused_adam, fused_adamw
 from ..tables.stale import can_be_stale
 from ..tables.table import are_same, flat
 from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means

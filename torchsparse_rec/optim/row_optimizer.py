@@ -10,16 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import (
-    as_stored,
-    below_autograd,
-    grad_of,
-    is_made_by_zero,
-    is_step_seen,
-    set_grad_enabled,
-    step_without_hooks,
-    untraced,
-)
+from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untraced
+from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .._torch import pytree, version_of
+from .._torch import pytree
+from .._torch_modules import version_of
 from ..jagged import JaggedTensor, KeyedJaggedTensor
 
 __all__ = [

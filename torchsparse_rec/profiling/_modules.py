@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from .._torch import is_compiled, pytree
+from .._torch import pytree
+from .._torch_modules import is_compiled
 from ..nn.grad_mode import HasGradMode
 
 __all__ = [

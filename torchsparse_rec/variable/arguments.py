@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch import is_in_ddp, is_in_fsdp
+from .._torch_modules import is_in_ddp, is_in_fsdp
 from ..tables.stale import is_parameter
 from ..tables.table import split_part
 from .options import EmbeddingVariableOption
