@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ... import ops
-from ..._torch import mark_coalesced
+from ..._torch_modules import mark_coalesced
 from ...ops.unique import take_slices
 from ._arguments import as_size, as_tensor, holds_integers
 

@@ -130,60 +130,40 @@ def check(name: str, *arguments: Any) -> Any:
     return actual
 
 
-# ---- Plans, by their numbers: calls that name one are compared with those of the whole operators ---------------------
+class _Plans:
+    """The operators on plans: a call that names one has the bits of the whole operator, in every order of threads."""
 
-_Plans = dict[int, Sequence[Any]]
-_Note = Callable[[str], None]
+    def __init__(self) -> None:
+        self._made: dict[int, Sequence[Any]] = {}
 
-
-def _make_plan(plans: _Plans, _: _Note) -> Callable[..., int]:
-    def run(*arguments: Any) -> int:
+    def collection_plan(self, *arguments: Any) -> int:
         number: int = operator("collection_plan")(*arguments)
-        plans[number] = arguments
+        self._made[number] = arguments
         return number
 
-    return run
-
-
-def _free_plan(plans: _Plans, _: _Note) -> Callable[..., None]:
-    def run(probe: torch.Tensor, number: int) -> None:
+    def collection_plan_free(self, probe: torch.Tensor, number: int) -> None:
         operator("collection_plan_free")(probe, number)
-        plans.pop(number, None)
+        self._made.pop(number, None)
 
-    return run
-
-
-def _look_up_planned(plans: _Plans, note: _Note) -> Callable[..., Any]:
-    def run(weights: Any, *rest: Any) -> Any:
+    def planned_collection(self, weights: Any, *rest: Any) -> Any:
         *bags, counts, side_by_side, number = rest
-        _, _, _, tables, keys, modes, padding = plans[number][:7]
-        note("embedding_collection")
+        _, _, _, tables, keys, modes, padding = self._made[number][:7]
         lists = (tables, keys, modes, counts, padding, side_by_side)
         results = run_in_every_order("embedding_collection", weights, *bags, *lists, False)
         return _same(results, operator("planned_collection")(weights, *rest))
 
-    return run
-
-
-def _look_up_current_planned(plans: _Plans, note: _Note) -> Callable[..., Any]:
-    def run(weights: Any, history: Any, *rest: Any) -> Any:
+    def planned_collection_current(self, weights: Any, history: Any, *rest: Any) -> Any:
         *bags, counts, side_by_side, rule, hyperparameters, step, base, number = rest
-        _, states, last_steps, tables, keys, modes, padding = plans[number][:7]
-        note("embedding_collection_current")
+        _, states, last_steps, tables, keys, modes, padding = self._made[number][:7]
         lists = (tables, keys, modes, counts, padding, side_by_side, rule, hyperparameters, step, base)
         results = run_in_every_order(
             "embedding_collection_current", weights, states, last_steps, history, *bags, *lists
         )
         return _same(results, operator("planned_collection_current")(weights, history, *rest))
 
-    return run
-
-
-def _update_planned(plans: _Plans, note: _Note) -> Callable[..., None]:
-    def run(weights: Any, history: Any, *rest: Any) -> None:
+    def planned_collection_update_(self, weights: Any, history: Any, *rest: Any) -> None:
         *inputs, counts, side_by_side, rule, hyperparameters, step, base, number = rest
-        _, states, last_steps, tables, keys, modes, padding, maximize, seeds, whole = plans[number]
-        note("embedding_collection_update_")
+        _, states, last_steps, tables, keys, modes, padding, maximize, seeds, whole = self._made[number]
         written = [list(map(torch.clone, x)) for x in (weights, states, last_steps)]
         lists = (tables, keys, modes, counts, padding, side_by_side, [True] * len(weights), None)
         options = (rule, hyperparameters, step, base, maximize, seeds, whole)
@@ -191,22 +171,15 @@ def _update_planned(plans: _Plans, note: _Note) -> Callable[..., None]:
         operator("planned_collection_update_")(weights, history, *rest)
         _same(sum(written, []), [*weights, *states, *last_steps])
 
-    return run
+    def free_all(self) -> None:
+        for number in [*self._made]:
+            self.collection_plan_free(torch.empty(0), number)
 
 
 def _same(expected: Any, actual: Any) -> Any:
     for x, y in zip(expected, actual, strict=True):
         assert_same_bits(x, y)
     return expected
-
-
-_PLANNED: dict[str, Callable[[_Plans, _Note], Callable[..., Any]]] = {
-    "collection_plan": _make_plan,
-    "collection_plan_free": _free_plan,
-    "planned_collection": _look_up_planned,
-    "planned_collection_current": _look_up_current_planned,
-    "planned_collection_update_": _update_planned,
-}
 
 
 @contextlib.contextmanager
@@ -218,26 +191,26 @@ def stand_in() -> Iterator[Callable[[], int]]:
     """
     library()
     called = []
+    plans = _Plans()
 
     def kernel(name: str) -> Callable[..., Any]:
+        call = getattr(plans, name, functools.partial(run_in_every_order, name))
+
         def run(*arguments: Any) -> Any:
             called.append(name)
-            return run_in_every_order(name, *arguments)
+            return call(*arguments)
 
         return run
 
-    plans: dict[int, Sequence[Any]] = {}
     overrides = torch.library.Library(_NAMESPACE, "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name in operators():
-            run = _PLANNED[name](plans, called.append) if name in _PLANNED else kernel(name)
-            overrides.impl(name, run, "CPU", allow_override=True)
+            overrides.impl(name, kernel(name), "CPU", allow_override=True)
     before = library().tsr_emulated_launches()
     try:
         yield lambda: library().tsr_emulated_launches() - before
     finally:
         overrides._destroy()
-        for number in plans:
-            operator("collection_plan_free")(torch.empty(0), number)
+        plans.free_all()
     assert called, "no operator was called: there is nothing that the emulated kernels could show"
