@@ -72,7 +72,7 @@ test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 ## run all tests, also those too long for every day, and make sanitize
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.clients
 	$(EMULATE)
-	$(PYTEST) --costs .cache/costs.txt -n auto --dist worksteal $(ARGS)
+	$(PYTEST) --costs=.cache/costs.txt -n auto --dist worksteal $(ARGS)
 	$(BIN)/python tests/tiers.py .cache/costs.txt
 	$(MAKE) -j2 -Otarget sanitize ARGS=-q
 
