@@ -76,12 +76,12 @@ def test_unique_of_values_made_to_collide(n: int, top: int) -> None:
 # ---- to_hash_bucket_fast --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_buckets", [1, 2, 997, 2**31 + 11, 2**63 - 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_hash_around_every_power_of_ten(dtype: torch.dtype, num_buckets: int) -> None:
+def test_hash_around_every_power_of_ten(dtype: torch.dtype) -> None:
     """Hash numbers of every length of text too, with either sign."""
-    check("to_hash_bucket_fast", torch.tensor(extremes(dtype), dtype=dtype), num_buckets)
-    check("to_hash_bucket_fast", assorted(1500, seed=num_buckets % 1000).view(dtype)[:3001], num_buckets)
+    for num_buckets in (1, 2, 997, 2**31 + 11, 2**63 - 1):
+        check("to_hash_bucket_fast", torch.tensor(extremes(dtype), dtype=dtype), num_buckets)
+        check("to_hash_bucket_fast", assorted(1500, seed=num_buckets % 1000).view(dtype)[:3001], num_buckets)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 255, 257, 1537, 5000])

@@ -44,27 +44,25 @@ def _samples() -> Iterator[Sample]:
                 yield sample
 
 
-SAMPLES_OF_SEVERAL_TENSORS = list(_samples())
+def test_one_tensor_on_another_device(subtests: pytest.Subtests) -> None:
+    message = r"must be on the device of [a-z_0-9\[\]]+, (cpu, got meta|meta, got cpu)$"
+    for sample in _samples():
+        operator = fixture.operator(sample.operator, "torchsparse_rec")
+        with subtests.test(str(sample)):
+            for arguments in _with_one_moved(sample):
+                with pytest.raises(ValueError, match=message):
+                    operator.redispatch(KERNELS_OF_CPU, *arguments)
 
 
-@pytest.mark.parametrize("sample", SAMPLES_OF_SEVERAL_TENSORS, ids=str)
-def test_one_tensor_on_another_device(sample: Sample) -> None:
-    operator = fixture.operator(sample.operator, "torchsparse_rec")
-    for arguments in _with_one_moved(sample):
-        with pytest.raises(
-            ValueError, match=r"must be on the device of [a-z_0-9\[\]]+, (cpu, got meta|meta, got cpu)$"
-        ):
-            operator.redispatch(KERNELS_OF_CPU, *arguments)
-
-
-@pytest.mark.parametrize("sample", SAMPLES_OF_SEVERAL_TENSORS, ids=str)
-def test_cuda_kernels_check_before_they_open_a_device(sample: Sample) -> None:
+def test_cuda_kernels_check_before_they_open_a_device(subtests: pytest.Subtests) -> None:
     """Leave a recorded bad id in place: a kernel that began work on the device would raise its error."""
     with contextlib.suppress(ValueError, IndexError):  # left by a test that failed
         fixture.check_errors()
     fixture.operator("embedding")(torch.ones(2, 1), torch.tensor([7]), -1, False, False)
-    for arguments in _with_one_moved(sample):
-        with pytest.raises(ValueError, match="must be on the device of"):
-            fixture.operator(sample.operator).redispatch(KERNELS_OF_CPU, *arguments)
+    for sample in _samples():
+        with subtests.test(str(sample)):
+            for arguments in _with_one_moved(sample):
+                with pytest.raises(ValueError, match="must be on the device of"):
+                    fixture.operator(sample.operator).redispatch(KERNELS_OF_CPU, *arguments)
     with pytest.raises(IndexError, match="got 7"):
         fixture.check_errors()

@@ -49,12 +49,12 @@ def test_columns_of_every_kind() -> None:
             assert torch.equal(actual, wanted)
 
 
-@pytest.mark.parametrize("buckets", [0, 1, 7, 2**40, 2**63 - 1])
 @pytest.mark.parametrize("key", [0, -1, 2**64 - 1, -(2**63), 5])
-def test_keys_and_buckets(key: int, buckets: int) -> None:
-    values, _ = ops.cross_hashed([torch.tensor([5, -(2**63)]), torch.tensor([2**63 - 1, -1])], buckets, key)
+def test_keys_and_buckets(key: int) -> None:
     rows = ((5, 2**63 - 1), (-(2**63), -1))
-    assert values.tolist() == [by_hand(*row, key=key, buckets=buckets or 2**63 - 1) for row in rows]
+    for buckets in (0, 1, 7, 2**40, 2**63 - 1):
+        values, _ = ops.cross_hashed([torch.tensor([5, -(2**63)]), torch.tensor([2**63 - 1, -1])], buckets, key)
+        assert values.tolist() == [by_hand(*row, key=key, buckets=buckets or 2**63 - 1) for row in rows], buckets
 
 
 def test_without_a_key_the_first_value_is_the_hash() -> None:

@@ -13,9 +13,9 @@ WITHOUT_RULE = {"torchsparse_rec::cpu_level"}
 NAMES = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")}
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - WITHOUT_RULE))
-def test_every_operator_has_a_rule(name: str) -> None:
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched")
+def test_every_operator_has_a_rule() -> None:
+    has = {name for name in NAMES if torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched")}
+    assert has == NAMES - WITHOUT_RULE
 
 
 def test_sizes_that_depend_on_values_are_refused() -> None:
