@@ -32,16 +32,20 @@ def assert_same(one, other):
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(leaves, again, strict=True))
 
 
-def operators_of(call: Callable[[], Any]) -> list[str]:
-    """Return the names of the library's operators that a call calls."""
+def every_operator_of(call: Callable[[], Any]) -> list[str]:
+    """Return the names of the operators that a call calls: torch's, and those of libraries after the library's name."""
     names = []
 
     class Operators(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function.namespace == "torchsparse_rec":
-                names.append(function._schema.name.split("::")[1])
+            names.append(function._schema.name.removeprefix("aten::"))
             return function(*args, **(kwargs or {}))
 
     with Operators():
         call()
     return names
+
+
+def operators_of(call: Callable[[], Any]) -> list[str]:
+    """Return the names of the library's operators that a call calls."""
+    return [name.partition("::")[2] for name in every_operator_of(call) if name.startswith("torchsparse_rec::")]

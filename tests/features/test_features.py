@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from cuda_cases import sync_debug_mode
-from features.cases import IDENTITY, assert_same, rows_of
+from features.cases import IDENTITY, assert_same, every_operator_of, rows_of
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchsparse_rec import features
-from torchsparse_rec.features import FeatureTransform, _categorical
+from torchsparse_rec.features import FeatureTransform, _categorical, _groups, _ids
 from torchsparse_rec.features.raw import Raw
 from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingCollection
 
@@ -340,6 +340,31 @@ def test_a_gpu_gives_the_same_without_waiting():
     quick(batch)
     with sync_debug_mode("error"):
         quick(batch)
+
+
+def test_what_is_left_out_is_asked_of_a_gpu_once_a_batch(monkeypatch):
+    """Do on the CPU what is done on CUDA, where ``nonzero`` waits, as ``masked_select`` would."""
+    columns = [features.categorical_column_with_identity(f"c{k}", 100) for k in range(3)]
+    columns += [features.categorical_column_with_identity("d", 100, default_value=7)]
+    columns += [features.categorical_column_with_vocabulary_list("v", ["a", "b"])]
+    weighted = [features.weighted_categorical_column(features.categorical_column_with_identity("w", 9), "n")]
+    batch = {
+        **{f"c{k}": torch.tensor([[k, -1], [3, 4], [-1, -1]]) for k in range(3)},
+        "d": torch.tensor([-1, 200, 5]),
+        "v": ["a", "", "z"],
+        "w": torch.tensor([[1, -1], [2, 3], [-1, 4]]),
+        "n": torch.tensor([[0.5, 1.0], [0.0, 2.0], [3.0, -4.0]]),
+    }
+    for its in (columns, columns[:1], weighted):
+        transform = FeatureTransform(its)
+        expected = transform(batch)
+        with monkeypatch.context() as patch:
+            for module in (_ids, _groups):
+                patch.setattr(module, "is_cheap_to_ask", lambda x: False)
+            found = []
+            names = every_operator_of(lambda: found.append(transform(batch)))  # noqa: B023
+        assert_same(found[0], expected)
+        assert names.count("nonzero") == 1 and "masked_select" not in names
 
 
 @pytest.mark.cuda

@@ -344,13 +344,6 @@ MUTATIONS = [
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/_contents.py",
-        "stale",
-        "its.numbers if its.has_rows else {},",
-        "its.numbers,",
-        "distributed",
-    ),
-    Mutation(
         "torchsparse_rec/distributed/_restored.py",
         "sign",
         "begin < its[1] and its[0] < end",

@@ -267,8 +267,7 @@ class Contents:
                 "rows": its.kept.rows,
                 "dim": its.kept.dim,
                 "states": {name: [dtype_name(x), x.dim()] for name, x in its.parts().items()},
-                # A rank without rows may have counted other steps.
-                "numbers": its.numbers if its.has_rows else {},
+                "numbers": its.numbers,
                 "has_rows": its.has_rows,
             }
             for key, its in self.fixed.items()

@@ -13,7 +13,7 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.hash import column_ids
 from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
 from ._evaluate import Evaluation, prunes, with_default
-from ._ids import Assembler, Ids, Layout
+from ._ids import Assembler, Ids, Layout, is_cheap_to_ask
 from ._tables import Feature
 from .raw import Raw
 
@@ -49,8 +49,7 @@ class Group:
             return evaluation.steps(column) if kind == "sequence" else evaluation.ids(column)
         columns, schema, there = self._read(evaluation)
         ids, keep, num_missing = column_ids(columns, self._buckets, schema.missing)
-        if any(schema.missing) and (ids.device.type != "cpu" or torch.compiler.is_compiling() or bool(num_missing)):
-            # On CUDA a mask costs less than waiting for the number.
+        if any(schema.missing) and (not is_cheap_to_ask(ids) or bool(num_missing)):
             there = keep if there is None else keep & there
         return Ids(with_default(self.features[0].column, ids), schema.batch, schema.layouts, there)
 

@@ -102,9 +102,13 @@ def _check_places(targets: Tensor, rows: Tensor, places: Tensor, name: str) -> N
 def _kept(
     values: Tensor, offsets: Tensor, weights: Tensor | None, keep: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    # masked_select, not an index by a mask: it is several times as fast on the CPU.
-    kept = torch.masked_select(values, keep)
-    return kept, _before(keep).index_select(0, offsets), None if weights is None else torch.masked_select(weights, keep)
+    offsets = _before(keep).index_select(0, offsets)
+    if is_cheap_to_ask(values):
+        # Not an index by a mask: this is several times as fast.
+        its_weights = None if weights is None else torch.masked_select(weights, keep)
+        return torch.masked_select(values, keep), offsets, its_weights
+    places = keep.nonzero().squeeze(1)  # the only wait for the device
+    return values[places], offsets, None if weights is None else weights[places]
 
 
 def _before(keep: Tensor) -> Tensor:
@@ -114,11 +118,14 @@ def _before(keep: Tensor) -> Tensor:
     return found
 
 
+def is_cheap_to_ask(x: Tensor) -> bool:
+    """Say whether an answer from a tensor's elements costs less than to do without: not on CUDA, nor in a graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def has_negative(values: Tensor) -> bool:
-    """Say whether a number is below 0; on CUDA always True, since a mask costs less than waiting for the answer."""
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return True
-    return values.numel() > 0 and bool(values.min() < 0)
+    """Say whether a number is below 0; True where it is not :func:`is_cheap_to_ask`."""
+    return not is_cheap_to_ask(values) or (values.numel() > 0 and bool(values.min() < 0))
 
 
 class Assembler:
@@ -194,20 +201,28 @@ def _compacted(
     pieces: Sequence[Ids], masks: Sequence[Tensor | None], offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the kept values of all pieces, the offsets of their rows, and their weights."""
+    if not is_cheap_to_ask(offsets):
+        given = [x.weights for x in pieces if x.weights is not None]
+        all_masks = [
+            torch.ones_like(x.values, dtype=torch.bool) if mask is None else mask
+            for x, mask in zip(pieces, masks, strict=True)
+        ]
+        joined = torch.cat([x.values for x in pieces]), offsets, torch.cat(given) if given else None
+        return _kept(*joined, torch.cat(all_masks))
+    # On the CPU a check of each column is cheap, and few columns have missing values.
     values: list[Tensor] = []
     bounds: list[Tensor] = []
     weights: list[Tensor] = []
     row = begin = total = 0
     for piece, mask in zip(pieces, masks, strict=True):
         count, rows = piece.values.shape[0], piece.batch * len(piece.layouts)
-        ends, looks = [count], mask is not None and mask.device.type == "cpu" and count > 0
-        if looks:
-            # On the CPU a check of each column is cheap, and few columns have missing values.
+        ends = [count]
+        if mask is not None and count > 0:
             ends = (offsets[row : row + rows + 1 : piece.batch][1:] - begin).tolist()
         start = 0
         for end in ends:
             own, keep = offsets[row : row + rows // len(ends)], None if mask is None else mask[start:end]
-            if looks and keep is not None and _is_all(keep):
+            if keep is not None and _is_all(keep):
                 keep = None
             kept = piece.values[start:end]
             kept_weights = None if piece.weights is None else piece.weights[start:end]
