@@ -6,10 +6,11 @@ namespace {
 std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tensor>& weights,
                                    const CollectionBags& given) {
   const char* op = "embedding_collection";
-  const auto& [indices, offsets, per_sample_weights, lists] = given;
-  const Collection c = check_collection_lookups(op, weights, indices, offsets, per_sample_weights, lists);
+  const std::optional<Tensor>& per_sample_weights = given.per_sample_weights;
+  const Collection c =
+      check_collection_lookups(op, weights, given.indices, given.offsets, per_sample_weights, given.lists);
   DeviceCall call(op, weights[0], uploads);
-  Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
+  Forward f = start_forward(call, c, weights[0].scalar_type(), given.indices, given.offsets);
   f.tables.resize(weights.size());
   for (const CollectionLookup& lookup : c.lookups) {
     const size_t table = static_cast<size_t>(lookup.table);
@@ -20,8 +21,8 @@ std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tenso
     using View = PartView<T>;
     constexpr int wide = 16 / sizeof(T);
     PartInputs<T> in = inputs_of<T>(call, f);
-    if (given.per_sample_weights) {
-      in.weights = call.data<T>(*given.per_sample_weights);
+    if (per_sample_weights) {
+      in.weights = call.data<T>(*per_sample_weights);
       pool_lookups<WeightedSum<T, wide>, View>(call, f, in, /*of_max=*/false);
     } else {
       pool_lookups<Sum<T, wide>, View>(call, f, in, /*of_max=*/false);
