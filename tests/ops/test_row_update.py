@@ -114,10 +114,12 @@ def test_rows_may_be_any_distance_apart(layout: Callable[[Tensor], Tensor], kern
         assert torch.equal(x[outside], before[outside])
 
 
-def test_weight_and_states_may_have_strides_of_their_own(kernels: str) -> None:
+@pytest.mark.parametrize("more", [4, 1])
+def test_weight_and_states_may_have_strides_of_their_own(more: int, kernels: str) -> None:
+    """Begin every row at an aligned address, or those of the weight alone."""
     arguments = list(row_update_sample("", "centered_rmsprop", shape=(8,)).arguments)
     wanted = _call(tuple(arguments))
-    spread = [torch.cat([x, x.new_zeros(x.shape[0], 4 * k)], dim=1)[:, :8] for k, x in enumerate(arguments[:4])]
+    spread = [torch.cat([x, x.new_zeros(x.shape[0], more * k)], dim=1)[:, :8] for k, x in enumerate(arguments[:4])]
     assert len({x.stride(0) for x in spread}) == 4
     _operator(*spread, *arguments[4:])
     _assert_all_same(spread, wanted)
