@@ -248,6 +248,97 @@ def brought_up_to_date(side: Side) -> Steps:
 def step_hooks(side: Side) -> Steps:
     yield
     calls: list[str] = []
+    handles = [
+        side.optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
+        side.optimizer.register_step_post_hook(lambda *_: calls.append("after")),
+        register_optimizer_step_pre_hook(lambda *_: calls.append("before all")),
+    ]
+    yield
+    for handle in handles:
+        handle.remove()
+    side.see(*[len(x) for x in calls])
+
+
+def step_hook_with_a_schedule(side: Side) -> Steps:
+    yield
+
+    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+    handle = side.optimizer.register_step_post_hook(halve)
+    yield
+    handle.remove()
+
+
+def closures(side: Side) -> Steps:
+    yield
+
+    def closure() -> Any:
+        loss = side.loss(side.number + 100)
+        loss.backward()
+        return loss
+
+    side.backward = lambda loss: None
+    side.step = lambda: side.see(side.optimizer.step(closure))
+    yield
+    side.backward, side.step = lambda loss: loss.backward(), lambda: side.optimizer.step()
+
+
+def copied(side: Side) -> Steps:
+    """Go on with a copy, then with what was copied."""
+    yield
+    kept = side.module, side.optimizer
+    side.module, side.optimizer = copy.deepcopy(kept)
+    yield
+    side.see(side.table.weight)
+    side.module, side.optimizer = kept
+
+
+def pickled(side: Side) -> Steps:
+    yield
+    kept = side.module, side.optimizer
+    side.module, side.optimizer = pickle.loads(pickle.dumps(kept))
+    yield
+    side.see(side.table.weight)
+    side.module, side.optimizer = kept
+
+
+def copied_alone(side: Side) -> Steps:
+    """Go on with a copy of the module, and another optimizer."""
+    yield
+    side.module = copy.deepcopy(side.module)
+    side.optimizer = side.make_optimizer()
+    yield
+    side.module = copy.copy(side.module)
+
+
+OPTIMIZER: dict[str, Change] = {
+    x.__name__: x
+    for x in (optimizer_replaced, optimizer_beside_the_old, optimizers_take_turns, optimizer_of_torch, updates_in_step)
+    + (state_cleared, state_deleted, state_replaced, state_written, state_loaded, brought_up_to_date, step_hooks)
+    + (step_hook_with_a_schedule, closures, copied, pickled, copied_alone)
+}
+
+
+def _has_state(change: str, mode: str, kind: str, of: str, dtype: torch.dtype) -> bool:
+    # torch's Adagrad makes its states with the optimizer alone.
+    return of != "Adagrad" or change not in ("state_cleared", "state_deleted")
+
+
+@in_pairs(_has_state, change=OPTIMIZER, mode=MODES, kind=KINDS, of=OPTIMIZERS, dtype=DTYPES)
+def test_an_optimizer_changes(change: str, mode: str, kind: str, of: str, dtype: torch.dtype) -> None:
+    check(OPTIMIZER[change], kind, mode, of, dtype)
+
+
+# ---- What a step costs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "of", "most"), [("fused", "SGD", 63), ("fused", "Adam", 66), ("sparse", "Adam", 71)])
+def test_a_step_has_few_frames(mode: str, of: str, most: int) -> None:
+    """Count calls of Python functions in zero_grad, forward, backward and step, and compare with what was measured."""
+    module, ids = nn.Embedding(1000, 64, grad_mode=mode), torch.arange(8)
+    optimizer = getattr(optim, of)(module.parameters(), lr=0.1, in_backward=mode == "fused")
+    calls: list[str] = []
     counts: list[int] = []
 
     def note(frame: Any, event: str, _: Any) -> None:
