@@ -147,6 +147,14 @@ def test_keys_made_to_collide(n: int, top: int) -> None:
     table.insert(ids.flip(0))
 
 
+@pytest.mark.parametrize("seed", [1, -5, MOST << 32])
+def test_an_index_with_a_seed(seed: int) -> None:
+    state, ids = State(10, 300), torch.arange(300) * 2**33 + 7
+    state.insert(ids)
+    index = check("table_rehash", state.entries, state.counters, 40, seed)
+    assert check("table_find", index, state.entries, ids).tolist() == state.find(ids).tolist()
+
+
 def test_rows_that_run_out_leave_no_trace() -> None:
     """Give back the slots of the last new keys, in regions where other keys have passed the same buckets."""
     for rows in (0, 1, 37, 80, 99, 100):

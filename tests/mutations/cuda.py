@@ -247,8 +247,8 @@ MUTATIONS = [
     Mutation("table.cu", "sign", ") != claim_of(i)", ") == claim_of(i)", "table and batches"),
     Mutation("table.cu", "step", "    relaxed_store(&entry[1], kFreeEntry);\n", "", "table and programs"),
     Mutation("table.cu", "bound", "(regions >> bits) != 0", "(regions >> bits) > 1", "table and batches"),
-    Mutation("table.cu", "step", "  write(kSecondFactor, factors.second);\n", "", "table and programs"),
-    Mutation("table.cuh", "bound", "seeded[2 * which + 1])", "seeded[2 * which])", "table and programs"),
+    Mutation("table.cu", "step", "  write(kSecondFactor, factors.second);\n", "", "with_a_seed"),
+    Mutation("table.cuh", "bound", "seeded[2 * which + 1])", "seeded[2 * which])", "with_a_seed"),
     Mutation(
         "table_insert.cu", "step", "if (found > position) atomicMin(&slots[slot], position);", "", "table and batches"
     ),
@@ -270,9 +270,7 @@ MUTATIONS = [
         "",
         "table and frequencies",
     ),
-    Mutation(
-        "table_rows.cu", "bound", "row >= table_rows && tile", "row > table_rows && tile", "recorded and initialized"
-    ),
+    Mutation("table_rows.cu", "bound", "row >= table_rows && tile", "row > table_rows && tile", "recorded"),
     Mutation("table_rows.cu", "sign", "!= pairs.keys[tile.row];", "== pairs.keys[tile.row];", "table and assignment"),
     Mutation("table_rows.cu", "step", "k == c ? value : result.at[k]", "value", "table and lookup"),
     Mutation("table_rows.cu", "bound", "alignment % 16 == 0", "alignment % 4 == 0", "table and assignment"),
