@@ -182,6 +182,20 @@ def test_compilers_and_modes_see_the_operators_by_lists() -> None:
     assert not [name for name in seen if "plan" in name]
 
 
+def test_a_held_plan_serves_no_other_one() -> None:
+    bag, ids = nn.EmbeddingBag(9, 3, mode="sum", grad_mode="sparse"), torch.tensor([[1, 2, 3, 4]])
+    optimizer = optim.Adam(bag.parameters(), lr=0.1)
+    for x in (ids, ids[:, :1]):
+        optimizer.zero_grad()
+        bag(x).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for _ in range(3):
+            sums = bag(ids)
+        bag.mode = "mean"
+        assert torch.equal(bag(ids), sums / 4)
+
+
 def test_a_plan_is_held_for_a_second_call_by_it_and_not_for_calls_by_two_in_turn(held: weakref.WeakSet) -> None:
     configs = [nn.EmbeddingBagConfig(10, 4, name, feature_names=[name]) for name in "ab"]
     module = nn.EmbeddingBagCollection(configs, grad_mode="sparse")

@@ -333,9 +333,13 @@ def test_an_optimizer_changes(change: str, mode: str, kind: str, of: str, dtype:
 # ---- What a step costs -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "of", "most"), [("fused", "SGD", 63), ("fused", "Adam", 66), ("sparse", "Adam", 71)])
+@pytest.mark.parametrize(("mode", "of", "most"), [("fused", "SGD", 67), ("fused", "Adam", 70), ("sparse", "Adam", 75)])
 def test_a_step_has_few_frames(mode: str, of: str, most: int) -> None:
-    """Count calls of Python functions in zero_grad, forward, backward and step, and compare with what was measured."""
+    """
+    Count calls of Python functions in zero_grad, forward, backward and step, and compare with what was measured.
+
+    63, 66 and 71 were measured, and up to four more in a process that had run other tests.
+    """
     module, ids = nn.Embedding(1000, 64, grad_mode=mode), torch.arange(8)
     optimizer = getattr(optim, of)(module.parameters(), lr=0.1, in_backward=mode == "fused")
     calls: list[str] = []
@@ -355,5 +359,4 @@ def test_a_step_has_few_frames(mode: str, of: str, most: int) -> None:
         finally:
             sys.setprofile(None)
         counts.append(len(calls))
-    # The collector of garbage may have called what other tests have left.
     assert 20 < min(counts[30:]) <= most, calls
