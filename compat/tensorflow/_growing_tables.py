@@ -180,7 +180,7 @@ def insert_rows(table: EmbeddingVariable, parts: list[GrowingRows], optimizer: R
         whole = part.keys is None
         for begin, end, rows in _chunks(part):
             keys = torch.arange(begin, end) if whole else rows["keys"]
-            device = table._stored_weight().device
+            device = table.stored_weight().device
             where = table.keys.find(keys.to(device))
             columns = {}
             for state, (_, slot_keys, factor) in part.states.items():
@@ -221,7 +221,7 @@ def write_rows(
     writer: CheckpointWriter, name: str, table: EmbeddingVariable, ends: Mapping[str, tuple[str, float]]
 ) -> None:
     """Write the rows of a table, and the states of its optimizer; ``ends`` is as of :func:`growing_rows`."""
-    with table._settled():
+    with table.settled():
         parts = list(table._rows.parts())
     columns: dict[str, Any] = {
         "keys": [part.keys.to(table.key_dtype) for part in parts],

@@ -82,7 +82,7 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None, parts: bool = Fa
     for path, module in model.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingVariable)):
             growing = module if isinstance(module, EmbeddingVariable) else None
-            parameter: Any = growing._stored_weight() if growing is not None else module.weight
+            parameter: Any = growing.stored_weight() if growing is not None else module.weight
             name = f"{path}.weight" if path else "weight"
             tables.setdefault(id(parameter), Target(name.split(".")[-2 if path else -1], name, parameter, growing))
     result = list(tables.values())

@@ -76,7 +76,7 @@ def check_plan(
             raise ValueError(f"{target.parameter_name!r} must have no rows yet, got {growing.total_count()}")
         if growing.cold is not None and plan.growing[0].states:
             raise ValueError(f"{target.parameter_name!r} must have all rows in one tier to take over slots")
-    wide, per_row = accumulator_dtype(parameter.dtype), frozenset() if optimizer is None else optimizer._per_row
+    wide, per_row = accumulator_dtype(parameter.dtype), frozenset() if optimizer is None else optimizer.per_row
     for part in plan.growing:
         of_part = (part.values.shape[0], parameter.shape[1])
         _check_tensor(path, part.values, target, of_part, parameter.dtype)
@@ -158,18 +158,18 @@ def load_plan(
     if optimizer is None or group is None or not weight.numel():
         return
     state: dict[str, Any] = {}
-    if optimizer._counts_steps:
+    if optimizer.counts_steps:
         on_device = group.get("capturable") or group.get("fused")
         state["step"] = torch.tensor(float(steps), device=weight.device if on_device else "cpu")
-    before, dtype = optimizer._stored_state.get(parameter, {}), accumulator_dtype(weight.dtype)
+    before, dtype = optimizer.stored_state.get(parameter, {}), accumulator_dtype(weight.dtype)
     for name, (slot, factor) in plan.slots.states.items():
         values, shape = before.get(name), weight.shape[: len(slot.shape)]
         if not isinstance(values, Tensor) or values.dtype != dtype or values.shape != shape:
             values = new_zeros(shape, dtype, weight.device)  # of huge pages, which are quicker to fill
         yield from _copied(slot, values, copy)
         state[name] = values if factor == 1 else values.mul_(factor)
-    optimizer._wide.pop(parameter, None)
-    optimizer._stored_state[parameter] = state
+    optimizer.wide_states.pop(parameter, None)
+    optimizer.stored_state[parameter] = state
 
 
 def _copied(found: Found, out: Tensor, copy: Callable[[Piece, Tensor], None]) -> Iterator[None]:

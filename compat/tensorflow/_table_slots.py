@@ -82,7 +82,7 @@ def _known(optimizer: RowOptimizer, group: dict[str, Any]) -> tuple[str, tuple[_
         if isinstance(optimizer, kinds):
             if group.get("dampening"):
                 raise ValueError(f"TensorFlow has no dampening: it must be 0, got {group['dampening']}")
-            states = optimizer._rule(group).states
+            states = optimizer.rule(group).states
             return scope, tuple(slot for slot in slots if slot.state in states)
     raise ValueError(
         f"slots are known of optim.Adam, AdamW, Adagrad, Ftrl, RMSprop and SGD, got {type(optimizer).__name__}"

@@ -205,5 +205,5 @@ def _saved(target: Target, name: str, optimizer: RowOptimizer | None) -> Saved:
     if optimizer is None or group is None:
         return Saved(name, target, {}, None, None)
     state = optimizer.state.get(target.parameter, {})
-    steps = int(state.get("step", 0)) if optimizer._counts_steps else None
+    steps = int(state.get("step", 0)) if optimizer.counts_steps else None
     return Saved(name, target, state, steps, group)

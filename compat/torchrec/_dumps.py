@@ -198,7 +198,7 @@ def _states_of_dynamicemb(
         raise ValueError(f"{has[0]} and {has[1].name} must not be both there: remove that of the older dump")
     (path,) = has
     each = os.path.getsize(path) // (4 * max(number, 1))
-    if optimizer._per_row & set(states):
+    if optimizer.per_row & set(states):
         # One number a row; older dumps have it before others that have no meaning, 16 bytes in the table's dtype.
         if each not in (1, 4, 8) and number:
             raise ValueError(f"{path} must have 1, 4 or 8 numbers for each of {number} rows, got {each}")

@@ -92,7 +92,7 @@ def find_states(
     has = {name.rpartition(".")[2]: found for name, found in its.items()}
     if len(has) < len(its):
         raise ValueError(f"{path}: {variable.name!r} must have each state once, got {listed(its)}")
-    wanted = optimizer._rule(group).states
+    wanted = optimizer.rule(group).states
     kind = type(optimizer).__name__
     if any("." in name for name in its) and not isinstance(optimizer, _FUSED):
         raise ValueError(
@@ -110,7 +110,7 @@ def find_states(
     states = {}
     for state, name in names.items():
         found = has[str(name)]
-        if state in optimizer._per_row:
+        if state in optimizer.per_row:
             found = _by_row(path, variable, found, kind, average_shards)
         states[state] = (found, 1.0)
     counted = [_steps(path, has[name]) for name in _STEPS if name in has]

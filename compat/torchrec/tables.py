@@ -131,9 +131,9 @@ def _planned(
         rows, said = source.dumps[name].rows(target.parameter.shape[1], held)
         check_steps(source.path, name, said, steps)
         slots = Slots({}, steps if said is None else said)
-        if held is not None and group is not None and {*held._rule(group).states} != {*rows[0].states}:
+        if held is not None and group is not None and {*held.rule(group).states} != {*rows[0].states}:
             raise ValueError(
-                f"{source.path}: {name!r} must have the states {list(held._rule(group).states)}, which "
+                f"{source.path}: {name!r} must have the states {list(held.rule(group).states)}, which "
                 f"{type(held).__name__} keeps as its hyperparameters say, got {list(rows[0].states)}"
             )
     else:

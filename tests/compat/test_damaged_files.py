@@ -35,7 +35,7 @@ class Training:
         """Return all numbers of the tables and their states, by name."""
         if hasattr(self, "table"):
             found = self.table.export()._asdict()
-            state = self.optimizer.state.get(self.table._stored_weight(), {})
+            state = self.optimizer.state.get(self.table.stored_weight(), {})
             return {name: x.clone() for name, x in {**found, **state}.items() if isinstance(x, torch.Tensor)}
         found = {name: x.detach() for name, x in self.model.state_dict().items() if isinstance(x, torch.Tensor)}
         for name, parameter in self.model.named_parameters():

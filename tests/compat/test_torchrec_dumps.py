@@ -25,7 +25,7 @@ def rows_of(table, keys=KEYS):
 
 def states_of(table, optimizer, keys=KEYS):
     where = table.keys.find(keys)
-    state = optimizer.state[table._stored_weight()]
+    state = optimizer.state[table.stored_weight()]
     return {name: x[where] for name, x in state.items() if x.dim()}, state.get("step")
 
 

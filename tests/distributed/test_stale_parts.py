@@ -31,7 +31,7 @@ def calls_of_a_lookup(plan: Any, training: bool) -> int:
         module({"f": IDS + step}).values().sum().backward()
         optimizer.step()
     module.train(training)
-    assert all(type(table._stored_weight()) is StaleParameter for table in module._tables)
+    assert all(type(table.stored_weight()) is StaleParameter for table in module._tables)
     original, count = StaleParameter.__dict__["__torch_function__"], 0
 
     def counted(cls: type, *arguments: Any) -> Any:

@@ -118,7 +118,7 @@ def test_a_table_that_grows_there_counts_its_versions() -> None:
     table = nn.EmbeddingVariable(3, capacity=2, grad_mode="sparse")
     with torch.inference_mode():
         table(torch.arange(40))
-    optimizer, before = optim.SGD(table.parameters(), lr=0.1), table._stored_weight()._version
+    optimizer, before = optim.SGD(table.parameters(), lr=0.1), table.stored_weight()._version
     table(torch.arange(40)).sum().backward()
     optimizer.step()
-    assert table._stored_weight()._version > before
+    assert table.stored_weight()._version > before

@@ -32,7 +32,7 @@ def trained(
         optimizer.zero_grad()
         (table(ids).float().sin() * ids[:, None].cos()).sum().backward()
         optimizer.step()
-    stored = optimizer._stored_state[table._parameters["weight"]]
+    stored = optimizer.stored_state[table._parameters["weight"]]
     name = "momentum_buffer" if kind == "momentum" else "exp_avg"
     return table, stored[name]
 

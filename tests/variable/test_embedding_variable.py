@@ -310,7 +310,7 @@ def test_absent_ids_in_eval_touch_no_row(grad_mode: str) -> None:
 def test_data_parallel_replicas_do_not_lose_rows_in_silence() -> None:
     table = EmbeddingVariable(2)
     replica = table._replicate_for_data_parallel()
-    replica.weight = table._stored_weight().detach()
+    replica.weight = table.stored_weight().detach()
     with pytest.raises(RuntimeError, match="replicas of torch.nn.DataParallel cannot train"):
         replica(torch.arange(3))
 

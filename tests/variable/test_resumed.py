@@ -61,7 +61,7 @@ def test_a_key_in_a_row_of_another_one_has_no_past(make: Callable, between: str,
     assert rows_of(table)[9] == rows_of(fresh)[9]
     name = "momentum_buffer" if make is MOMENTUM else "sum"
     states = [
-        o.state[t._stored_weight()][name][t.keys.find(torch.tensor([9]))] for t, o in ((table, optimizer), (fresh, its))
+        o.state[t.stored_weight()][name][t.keys.find(torch.tensor([9]))] for t, o in ((table, optimizer), (fresh, its))
     ]
     assert states[0].equal(states[1])
 
@@ -171,7 +171,7 @@ def test_all_rows_of_half_tables_begin_with_the_same_sums(dtype: torch.dtype) ->
     optimizer = optim.Adagrad(table.parameters(), lr=0.1, initial_accumulator_value=0.1)
     for ids in ([1, 2], [3, 4, 5]):  # the second step grows the table
         step(table, optimizer, ids)
-    sums = optimizer.state[table._stored_weight()]["sum"][table.keys.find(torch.arange(1, 6))]
+    sums = optimizer.state[table.stored_weight()]["sum"][table.keys.find(torch.arange(1, 6))]
     assert sums.equal(torch.full((5, 1), 1.1))
 
 

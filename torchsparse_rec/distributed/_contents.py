@@ -125,7 +125,7 @@ class GrowingTable:
 
     def about(self) -> dict[str, Any] | None:
         """Apply evict options, and return what a checkpoint says of this rank's keys beside them, if it has some."""
-        with self.variable._settled():
+        with self.variable.settled():
             self.variable._rows.evict()
             self.variable._store.states.flush()
             return metadata_of(self.variable._rows) if self.writes else None
@@ -138,7 +138,7 @@ class GrowingTable:
             since_base: whether only what has changed since :meth:`base`.
         """
         rows = self.variable._rows
-        with self.variable._settled():
+        with self.variable.settled():
             since = rows.saved[0] if since_base and not rows.store.states.moves_all_rows() else None
             yield from shards_of(rows, since, since_base, by_block)
 
@@ -213,7 +213,7 @@ class Contents:
             found.setdefault(id(parameter), name)
         with as_stored():
             found.update({id(its.table.weight): key for key, its in self.fixed.items()})
-            found.update({id(its.variable._stored_weight()): key for key, its in self.growing.items()})
+            found.update({id(its.variable.stored_weight()): key for key, its in self.growing.items()})
         return found
 
     @cached_property

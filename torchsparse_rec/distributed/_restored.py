@@ -353,7 +353,7 @@ class Restored:
 
     def _write_growing(self, key: str, its: GrowingTable) -> Generator[None, None, None]:
         variable, shards = its.variable, self._of_growing(key, its)
-        part = split_part(variable._stored_weight())
+        part = split_part(variable.stored_weight())
         has = None if part is None or self._same(key) else part.has
         device = variable._store.weight.device
 

@@ -32,7 +32,7 @@ def leave_out_of_ddp(module: torch.nn.Module) -> None:
     """
     shared = [name for name, parameter in module.named_parameters(remove_duplicate=False) if _name(parameter)]
     for title, child in module.named_modules(remove_duplicate=False):
-        if isinstance(child, EmbeddingVariable) and _name(child._stored_weight()):  # its keys are buffers
+        if isinstance(child, EmbeddingVariable) and _name(child.stored_weight()):  # its keys are buffers
             shared += [f"{title}.{name}".lstrip(".") for name, _ in child.named_buffers()]
     ignore_in_ddp(module, shared)
 

@@ -155,7 +155,7 @@ def shard(
         name = title or type(child).__name__
         child.__class__ = SHARDED[type(child)]
         child._shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
-        child._forget_lookups()  # type: ignore[operator]
+        child.forget_lookups()  # type: ignore[operator]
         for table in its[title]:
             note_split(child, table.weight)
         add_state_hooks(child)  # type: ignore[arg-type]
@@ -360,11 +360,11 @@ def _cut_growing(table: Table, plan: TablePlan, ranks: Ranks) -> None:
     has: Callable[[Tensor], Tensor]
     if isinstance(plan, RowWise):
         has = partial(is_of_rank, rank=ranks.rank, ranks=ranks.count)
-        table.child._keep(has, ranks.count)
+        table.child.keep_keys(has, ranks.count)
     else:
         assert isinstance(plan, TableWise)
         is_mine = plan.rank == ranks.rank
         has = partial(torch.full_like, fill_value=is_mine, dtype=torch.bool)
         if not is_mine:
-            table.child._keep(has, None)
+            table.child.keep_keys(has, None)
     set_part(table.weight, Part(ranks.group, False, table.name, has, look_up_together))

@@ -56,7 +56,7 @@ class Table:
     @property
     def weight(self) -> Parameter:
         """The parameter, of which a rank's part is left once the table is split."""
-        return self.child._stored_weight()  # type: ignore[no-any-return]
+        return self.child.stored_weight()  # type: ignore[no-any-return]
 
     @property
     def grows(self) -> bool:

@@ -127,7 +127,7 @@ class _Together:
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
 
     def _stored_weights(self) -> list[Parameter]:
-        return [module._stored_weight() for module in self._modules]
+        return [module.stored_weight() for module in self._modules]
 
     def _inputs(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
         ids, _ = ids_of(indices, sp_weights)

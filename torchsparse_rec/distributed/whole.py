@@ -64,7 +64,7 @@ def full_state_dict(module: Module, *, folder: str | os.PathLike[str] | None = N
     """
     for child in module.modules():
         if isinstance(child, EmbeddingVariable):
-            check_whole(child._stored_weight(), "full_state_dict", SAVE_INSTEAD)
+            check_whole(child.stored_weight(), "full_state_dict", SAVE_INSTEAD)
     with part_state():
         state = dict(module.state_dict())
     places: dict[Ranks, _Place] = {}

@@ -19,7 +19,7 @@ class WithSlots(ByRows):
     """The part of an optimizer that steps tables by an optimizer of :mod:`torchsparse_rec.optim`."""
 
     # Whether the rule needs to know how many steps have been taken.
-    _counts_steps = True
+    counts_steps = True
     _ours: RowOptimizer | None = None
 
     # What each rule has: an optimizer of ours for groups of tables; Keras's list of slots for each state of it; and a
@@ -55,9 +55,9 @@ class WithSlots(ByRows):
             parameter = variable._value
             table = table_of(parameter)
             rows = table.rows
-            if rows is not None and (rows.optimizer() is not ours or (self._counts_steps and rows.clock.step != done)):
+            if rows is not None and (rows.optimizer() is not ours or (self.counts_steps and rows.clock.step != done)):
                 table.release()  # another optimizer's; or there were steps without this table, or it was loaded
-            if self._counts_steps and table.rows is None:
+            if self.counts_steps and table.rows is None:
                 ours.state[parameter]["step"] = torch.tensor(float(done))
         return ours
 

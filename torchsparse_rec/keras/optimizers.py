@@ -51,7 +51,7 @@ class SGD(WithSlots, _SGD):  # type: ignore[valid-type,misc]
 
     keras_class = keras.optimizers.SGD
 
-    _counts_steps = False
+    counts_steps = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

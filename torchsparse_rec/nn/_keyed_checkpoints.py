@@ -69,8 +69,8 @@ class KeyedCheckpoints(KeyedTable):
                     [5., 6.],
                     [7., 8.]])
         """
-        check_whole(self._stored_weight(), "EmbeddingVariable.save", SAVE_INSTEAD)
-        with self._settled():
+        check_whole(self.stored_weight(), "EmbeddingVariable.save", SAVE_INSTEAD)
+        with self.settled():
             return save(self._rows, "full", path, keep, on_phase)
 
     @torch.no_grad()
@@ -101,14 +101,14 @@ class KeyedCheckpoints(KeyedTable):
         Example:
             See :meth:`save`.
         """
-        check_whole(self._stored_weight(), "EmbeddingVariable.save_delta", SAVE_INSTEAD)
+        check_whole(self.stored_weight(), "EmbeddingVariable.save_delta", SAVE_INSTEAD)
         saved = self._rows.saved
         if saved is None or saved[1] != os.path.abspath(path):
             last = "there is none" if saved is None else f"the last one is in {saved[1]}"
             raise ValueError(
                 f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
             )
-        with self._settled():
+        with self.settled():
             return save(self._rows, "delta", path, keep, on_phase)
 
     @torch.no_grad()
@@ -142,7 +142,7 @@ class KeyedCheckpoints(KeyedTable):
         Example:
             See :meth:`save`.
         """
-        check_whole(self._stored_weight(), "EmbeddingVariable.restore", LOAD_INSTEAD)
+        check_whole(self.stored_weight(), "EmbeddingVariable.restore", LOAD_INSTEAD)
         if not 0 <= shard < num_shards:
             raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
@@ -165,7 +165,7 @@ class KeyedCheckpoints(KeyedTable):
         Raises:
             RuntimeError: the table is split over ranks: tensors of one rank under one name would lose the others' keys.
         """
-        with self._settled():
+        with self.settled():
             return super().state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> Tensor:
@@ -180,12 +180,12 @@ class KeyedCheckpoints(KeyedTable):
         self.global_step, self._rows.evicted, self._rows.seen = counts
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if are_left_out(split_part(self._stored_weight())):
+        if are_left_out(split_part(self.stored_weight())):
             super()._save_to_state_dict(destination, prefix, keep_vars)
             for name in ("weight", "_extra_state"):
                 del destination[f"{prefix}{name}"]
             return
-        check_whole(self._stored_weight(), "state_dict", SAVE_INSTEAD)
+        check_whole(self.stored_weight(), "state_dict", SAVE_INSTEAD)
         if self.cold is not None:
             for name, values in self.cold.state_dict().items():
                 destination[f"{prefix}cold.{name}"] = values
@@ -197,7 +197,7 @@ class KeyedCheckpoints(KeyedTable):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None:
-            check_whole(self._stored_weight(), "load_state_dict", LOAD_INSTEAD)
+            check_whole(self.stored_weight(), "load_state_dict", LOAD_INSTEAD)
         filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
         if weight is not None and filtered != (self.admission is not None):
             has, wants = ("a filter", "none") if filtered else ("no filter", "one")
@@ -216,7 +216,7 @@ class KeyedCheckpoints(KeyedTable):
             if problem is not None:
                 raise RuntimeError(f"EmbeddingVariable.load_state_dict: of {self.name!r}: {problem}")
         self._flush()
-        stored = self._stored_weight()
+        stored = self.stored_weight()
         if weight is not None:
             state_dict[f"{prefix}weight"] = weight = plain_rows(weight)
         cold = {

@@ -80,7 +80,7 @@ class KeyedTable(GradModeMixin):
         #: Of the copy in an AveragedModel: the table that it is a copy of.
         self._model: weakref.ref[KeyedTable] | None = None
         self._lock = ReadWriteLock()
-        self._store = store = RowStore(self.name, key_dtype, self.keys, self._parameters, self._stored_weight)
+        self._store = store = RowStore(self.name, key_dtype, self.keys, self._parameters, self.stored_weight)
         self._rows = TableRows(store, option, self.admission)
         if self.cold is not None and self.cold.most_rows() < capacity:
             store.resize(self.cold.most_rows())
@@ -108,7 +108,7 @@ class KeyedTable(GradModeMixin):
         self._store.step = step
 
     @contextmanager
-    def _settled(self) -> Iterator[None]:
+    def settled(self) -> Iterator[None]:
         """Hold the lock for writing; rows whose keys a filter has admitted have their initial values inside."""
         with self.writing():
             self._training.let_in()
@@ -136,7 +136,7 @@ class KeyedTable(GradModeMixin):
 
         Source: DeepRec's ``EmbeddingVariable.export``.
         """
-        with self._settled():
+        with self.settled():
             keys, values, frequencies, versions, _ = zip(*self._rows.parts(), strict=True)
         return Export(
             torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(versions), torch.cat(frequencies)
@@ -176,7 +176,7 @@ class KeyedTable(GradModeMixin):
         if here is not None:
             keys, values = keys[here], values[here]
             frequencies, versions = (None if x is None else x[here] for x in (frequencies, versions))
-        with self._settled():
+        with self.settled():
             store.tend(self)
             if frequencies is None:
                 frequencies = 0 if self.admission is None else self.admission.filter_freq
@@ -187,15 +187,15 @@ class KeyedTable(GradModeMixin):
             rows.keep_capacity()
 
     @torch.no_grad()
-    def _keep(self, has: Callable[[Tensor], Tensor], share: int | None) -> None:
+    def keep_keys(self, has: Callable[[Tensor], Tensor], share: int | None) -> None:
         """Let go of all keys but some, as this rank's part of the table; see :func:`keep`."""
-        with self._settled():
+        with self.settled():
             keep(self._rows, has, share)
             self._training.forget()
 
     def _here(self, keys: Tensor) -> Tensor | None:
         """Say which keys this rank has, ``[N]`` bool; None where the table is not split over ranks."""
-        part = split_part(self._stored_weight())
+        part = split_part(self.stored_weight())
         return None if part is None or part.has is None else part.has(keys)
 
     def insert_export(self, tensors: Mapping[str, Any]) -> int:
@@ -239,7 +239,7 @@ class KeyedTable(GradModeMixin):
                 tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
             ]
             self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
-            here = self._here(keys.to(self._stored_weight().device))
+            here = self._here(keys.to(self.stored_weight().device))
             inserted += len(keys) if here is None else int(here.sum())
         return inserted
 
@@ -262,7 +262,7 @@ class KeyedTable(GradModeMixin):
             (1, 1)
         """
         keys = given_keys("erase", keys, self.key_dtype, self._store.weight.device)
-        with self._settled():
+        with self.settled():
             erased = self._rows.erase(keys)
             if isinstance(self.admission, CounterAdmission):
                 self.admission.candidates.erase(keys)
@@ -287,7 +287,7 @@ class KeyedTable(GradModeMixin):
             >>> table.evict(), table.export().keys
             (1, tensor([2]))
         """
-        with self._settled():
+        with self.settled():
             return self._rows.evict()
 
     def stats(self) -> dict[str, Any]:
@@ -359,7 +359,7 @@ class KeyedTable(GradModeMixin):
     def all_step(tables: Sequence[KeyedTable]) -> None:
         """Prepare for a step of the optimizer: initialise the rows of keys that a filter has just admitted."""
         for table in [table for table in tables if table._training.newcomers]:
-            with table._settled():
+            with table.settled():
                 pass
 
     @staticmethod
@@ -385,7 +385,7 @@ class KeyedTable(GradModeMixin):
     @torch.no_grad()
     def _follow(self, model: KeyedTable) -> None:
         """Take over the keys of another table, and keep the values of those that are in both."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         if self.cold is not None or model.cold is not None:
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r}: a table in tiers cannot be averaged, since rows are elsewhere: take "

@@ -60,7 +60,7 @@ class TableOwner(torch.nn.Module):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
         del self.__dict__["weight"]
 
-    def _stored_weight(self) -> Parameter:
+    def stored_weight(self) -> Parameter:
         """Return the table as it is stored, stale rows included, or as it is computed (parametrized)."""
         stored = self._parameters.get("weight")
         return stored if stored is not None else self.weight  # type: ignore[return-value]
@@ -107,7 +107,7 @@ class FusedOwner(Refusals):
     _stored_weights: Callable[[], list[Parameter]]
 
     def _init_fused(self) -> None:
-        self._forget_lookups()
+        self.forget_lookups()
         self._number = register_owner(self)
         if _follow_tables not in load_hooks(self).values():
             self.register_load_state_dict_post_hook(_follow_tables)
@@ -139,7 +139,7 @@ class FusedOwner(Refusals):
             known = self._known_tables[key] = TableSet(weights)
         return known
 
-    def _forget_lookups(self) -> None:
+    def forget_lookups(self) -> None:
         """Drop what is kept of past lookups: the tables may be other ones, or on another device."""
         self._fused, self._last_fused, self._last_way, self._known_tables = {}, None, None, {}
         if self._may_fuse():
@@ -164,7 +164,7 @@ class FusedOwner(Refusals):
 
     def _apply(self, fn: Any, recurse: bool = True):
         result = super()._apply(fn, recurse)
-        self._forget_lookups()
+        self.forget_lookups()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,9 +179,9 @@ class FusedOwner(Refusals):
         """Take over the result of :meth:`__getstate__`."""
         super().__setstate__(state)
         self._number = register_owner(self)
-        self._forget_lookups()
+        self.forget_lookups()
 
 
 def _follow_tables(module: FusedOwner, _keys: Any) -> None:
     """Drop what is kept of past lookups: after ``load_state_dict(assign=True)`` the tables may be other ones."""
-    module._forget_lookups()
+    module.forget_lookups()

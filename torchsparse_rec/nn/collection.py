@@ -74,7 +74,7 @@ class CollectionTable(TableOwner):
 
     def extra_repr(self) -> str:
         """Return the number of rows and their width."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         return f"{weight.shape[0]}, {weight.shape[1]}"
 
 
@@ -146,7 +146,7 @@ class Collection(HasGradMode):
     @property
     def device(self) -> torch.device:
         """The device where the tables are now. TorchRec's property names the device where they were made."""
-        return self._tables[0]._stored_weight().device
+        return self._tables[0].stored_weight().device
 
     @property
     def _tables(self) -> list[CollectionTable | EmbeddingVariable]:
@@ -163,7 +163,7 @@ class Collection(HasGradMode):
                         "torch.nn.utils.prune does; a collection does not call its tables, so the hook would not run: "
                         "use torch.nn.utils.parametrize, or Embedding and EmbeddingBag in place of the collection"
                     ) from None
-            return [table._stored_weight() for table in self._tables]
+            return [table.stored_weight() for table in self._tables]
 
     # ---- Where features are -----------------------------------------------------------------------------------------
 
@@ -308,12 +308,12 @@ class Collection(HasGradMode):
             ValueError: the optimizer holds none of the tables.
         """
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        chosen = [table for table in self._tables if id(table._stored_weight()) in held]
+        chosen = [table for table in self._tables if id(table.stored_weight()) in held]
         if not chosen:
             name = type(optimizer).__name__
             raise ValueError(f"use_optimizer: optimizer must hold a table of the collection, got a {name} with none")
         for table in chosen:
-            table.auto.announce(optimizer, table._stored_weight())  # type: ignore[arg-type]
+            table.auto.announce(optimizer, table.stored_weight())  # type: ignore[arg-type]
 
     def explain(self) -> str:
         """

@@ -129,7 +129,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             if input.is_nested:
                 return nested_like(input, self(input.values()))
             if torch.compiler.is_compiling():
-                weight = self._stored_weight()
+                weight = self.stored_weight()
                 if self._is_outside(weight, input.numel()):
                     return lookup_untraced(self.forward, input)  # type: ignore[no-any-return]
                 with as_stored():
@@ -137,7 +137,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         try:
             if way is not None:
                 return self._look_up_again(way, input)
-            weight = self._stored_weight()
+            weight = self.stored_weight()
             if type(weight) is StaleParameter:
                 with as_stored():
                     return self._look_up(weight, input)

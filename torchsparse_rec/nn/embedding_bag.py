@@ -154,7 +154,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
                 return self._look_up_bare(weight, input, offsets)
         bags = self._bags(input, offsets, per_sample_weights)
         way = kept_way(self, bags[0], bags[2])
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         if way is None and torch.compiler.is_compiling():
             if self._is_outside(weight, bags[0].shape[0]):
                 return lookup_untraced(self.forward, input, offsets, per_sample_weights)  # type: ignore[no-any-return]

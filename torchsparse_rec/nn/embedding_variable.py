@@ -114,7 +114,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""
-        check_whole(self._stored_weight(), "EmbeddingVariable", _CALL_INSTEAD)
+        check_whole(self.stored_weight(), "EmbeddingVariable", _CALL_INSTEAD)
         with as_stored():
             return self._look_up_here(ids)
 
@@ -128,10 +128,10 @@ class EmbeddingVariable(KeyedCheckpoints):
         if self.trains():
             with self.writing():
                 rows = self.rows_of(ids, occurrences)
-            kind = self._gradient_kind(self._stored_weight(), len(ids))  # which may write the table
+            kind = self._gradient_kind(self.stored_weight(), len(ids))  # which may write the table
             with self._lock.reading():
                 return self._values(rows, kind)
-        if torch.is_grad_enabled() and self._stored_weight().requires_grad:
+        if torch.is_grad_enabled() and self.stored_weight().requires_grad:
             return self._values_of_present(ids)
         return self._read_here(ids)
 
@@ -158,13 +158,13 @@ class EmbeddingVariable(KeyedCheckpoints):
             tensor([[0.5000, 0.5000]])
         """
         check_ids("EmbeddingVariable.lookup", input)
-        check_whole(self._stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
+        check_whole(self.stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
         keys = self._as_keys(input.values() if input.is_nested else input)
         return rows_like(input, self._read_here(keys))
 
     def _check_places(self) -> None:
         """Raise ``RuntimeError`` if ``functional_call`` and the like give the table rows of other keys."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         if type(weight) is GrowingRows:
             for places in weight._places:
                 places.check(self.keys.places())
@@ -178,10 +178,10 @@ class EmbeddingVariable(KeyedCheckpoints):
     def _read_here(self, ids: Tensor) -> Tensor:
         """Do as :meth:`lookup` with keys ``[N]``, of which this process has all."""
         if self._training.newcomers and not self._training.waits_for_a_step():
-            with self._settled():
+            with self.settled():
                 pass
         with self._lock.reading(), as_stored():
-            weight = self._stored_weight()
+            weight = self.stored_weight()
             if self.cold is None and not table_of(weight).is_stale():
                 return self._rows_of_storage(ids)
             rows = self.keys.find(ids)
@@ -204,7 +204,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _rows_of_storage(self, ids: Tensor) -> Tensor:
         """Return the values of keys, where no row is stale or in another tier."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         return ops.table_lookup(
             self.keys.index,
             self.keys.entries,
@@ -236,7 +236,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _values(self, rows: Tensor, kind: str) -> Tensor:
         """Return some rows of the weight, with a gradient of a kind."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         way = route(self, (0,), [weight], kind)
         if way == PLAIN:
             return look_up(weight, rows, None, False, kind == "sparse")
@@ -250,7 +250,7 @@ class EmbeddingVariable(KeyedCheckpoints):
             where = (rows >= 0).nonzero().flatten()
             self._rows.note_written(ids[where])  # the optimizer may move these rows, but their versions do not change
             absent = self._absent(ids, rows)
-            kind = self._gradient_kind(self._stored_weight(), len(where))
+            kind = self._gradient_kind(self.stored_weight(), len(where))
             return absent.index_copy(0, where, self._values(rows[where], kind))
 
     def _as_keys(self, input: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _absent(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the values of keys without a row in the first tier; other positions have undefined values."""
-        weight = self._stored_weight().detach()
+        weight = self.stored_weight().detach()
         missing = self._no_permission(weight)
         values = self.initial.rows_of(ids, weight, rows < 0) if missing is None else missing.repeat(len(ids), 1)
         if self.cold is not None:
@@ -298,7 +298,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _make_fit(self) -> None:
         """Check that the table can be trained, and have optimizers tell it of their steps."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         check_trainable(self, self.name, weight)
         self._store.tend(self)
         self._fit = (Table.changes, weight, table_of(weight).optimizer_reference)
@@ -326,7 +326,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         self._model = None  # older pickles do not have it
         super().__setstate__(state)
         self._rows.tell_keys()
-        self._store.follow(self._stored_weight)
+        self._store.follow(self.stored_weight)
         self._store.tend(self)
 
 

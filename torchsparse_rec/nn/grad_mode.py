@@ -47,7 +47,7 @@ class HasGradMode(FusedOwner):
         for module in self.modules():
             if isinstance(module, TableOwner):
                 module._grad_mode = value
-        self._forget_lookups()
+        self.forget_lookups()
 
     def _explain_table(self, auto: AutoChoice, weight: Parameter, title: str, default: str) -> str:
         size = weight.numel() * weight.element_size()
@@ -83,7 +83,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _end_grad_mode(self) -> None:
         """Undo :meth:`_init_grad_mode`, before the module becomes one of torch's."""
-        table_of(self._stored_weight()).disown()
+        table_of(self.stored_weight()).disown()
         self._end_fused()
         self.__dict__["sparse"] = self._sparse
         for name in ("_grad_mode", "_auto", "_sparse", "_last_plan", "_last_way", "_qconfig"):
@@ -114,7 +114,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _num_rows(self) -> int:
         """Return how many rows the table has: all ranks' if it is split."""
-        return self._stored_weight().shape[0]
+        return self.stored_weight().shape[0]
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """
@@ -128,8 +128,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         Raises:
             ValueError: the optimizer does not hold ``self.weight``.
         """
-        self._auto.announce(optimizer, self._stored_weight())
-        choose([self._auto], [self._stored_weight()])
+        self._auto.announce(optimizer, self.stored_weight())
+        choose([self._auto], [self.stored_weight()])
 
     def _may_be_stale(self) -> bool:
         if self._grad_mode == "auto":
@@ -171,7 +171,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """Look up the table, or its part of this rank, by a plan of any number of lookups."""
-        weight = self._stored_weight()
+        weight = self.stored_weight()
         with as_stored():
             kind, way = self._begin(weight, ids.indices)
             return look_up_by(way, self, (0,), [weight], kind, plan, ids)
@@ -196,8 +196,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         """
         default = f"follows sparse={self._sparse}"
         if self._grad_mode == "auto":
-            choose([self._auto], [self._stored_weight()])
-        return self._explain_table(self._auto, self._stored_weight(), type(self).__name__, default)
+            choose([self._auto], [self.stored_weight()])
+        return self._explain_table(self._auto, self.stored_weight(), type(self).__name__, default)
 
     # ---- The estimate travels with the state ------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
 def gives_coo(grad_mode: GradMode | None, auto: AutoChoice, table: TableOwner) -> bool:
     """Say whether a table's gradient is COO in ``grad_mode``, where ``None`` counts as dense."""
-    return grad_mode == "sparse" or (grad_mode == "auto" and auto.settle(table._stored_weight()) == "sparse")
+    return grad_mode == "sparse" or (grad_mode == "auto" and auto.settle(table.stored_weight()) == "sparse")
 
 
 def save_estimate(auto: AutoChoice, destination: Any, prefix: str) -> None:

@@ -270,7 +270,7 @@ def weight_of(owner: Any) -> Parameter:
     """Return the parameter of a table that is given as a module, or by itself."""
     if isinstance(owner, Tensor):
         return owner  # type: ignore[return-value]
-    return owner._stored_weight() if isinstance(owner, GradModeMixin) else owner.weight
+    return owner.stored_weight() if isinstance(owner, GradModeMixin) else owner.weight
 
 
 def _padding_of(owner: Any) -> int:

@@ -20,7 +20,7 @@ class Checkpoints(Optimizer):
     """The part of an optimizer of tables that saves, loads and copies its state."""
 
     # Whether the state has a "step".
-    _counts_steps = True
+    counts_steps = True
     # The groups of tables that backwards have stepped since the last step().
     _stepped: list[Any] = []
     # Whether tables in grad_mode "fused" are updated by backward(), before step().
@@ -28,7 +28,7 @@ class Checkpoints(Optimizer):
     # The options of a parameter group that torch's optimizers do not have.
     _row_defaults: dict[str, Any] = {}
     # States of half-precision parameters as they were loaded, until the first step: it knows which are tables.
-    _wide: dict[Tensor, dict[str, Any]] = {}
+    wide_states: dict[Tensor, dict[str, Any]] = {}
     # Whether torch is stepping the parameters that are no tables at this moment.
     _steps_densely_now = False
 
@@ -37,14 +37,14 @@ class Checkpoints(Optimizer):
         """The state by parameter, as every optimizer of torch has it, with all rows of all tables up to date."""
         if not self._steps_densely_now:
             self.flush()
-        return self._stored_state
+        return self.stored_state
 
     @state.setter
     def state(self, value: defaultdict[Tensor, Any]) -> None:
         self.__dict__["state"] = value
 
     @property
-    def _stored_state(self) -> defaultdict[Tensor, Any]:
+    def stored_state(self) -> defaultdict[Tensor, Any]:
         """Return ``state`` without a flush; it is stored under the name by which torch saves, copies and loads it."""
         return self.__dict__["state"]  # type: ignore[no-any-return]
 
@@ -54,7 +54,7 @@ class Checkpoints(Optimizer):
 
     def _clocks(self) -> list[Clock]:
         listed = [p for group in self.param_groups for p in group["params"]]
-        tables = [table_if_any(p) for p in (*listed, *self._stored_state)]  # one that left the groups has its state
+        tables = [table_if_any(p) for p in (*listed, *self.stored_state)]  # one that left the groups has its state
         return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})
 
     def flush(self) -> None:
@@ -76,7 +76,7 @@ class Checkpoints(Optimizer):
             rows = clock.tables()[0].rows
             assert rows is not None
             # A state without a count of steps cannot hand the count on to the run that resumes from it.
-            clock.restart(None if self._counts_steps else self._steps_taken(rows.state))
+            clock.restart(None if self.counts_steps else self._steps_taken(rows.state))
 
     def state_dict(self) -> dict[str, Any]:
         """
@@ -89,7 +89,7 @@ class Checkpoints(Optimizer):
             RuntimeError: a parameter has a state and no parameter group.
         """
         listed = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        for parameter in self._stored_state:
+        for parameter in self.stored_state:
             if id(parameter) not in listed:
                 raise RuntimeError(
                     f"{type(self).__name__}: a parameter of shape {tuple(parameter.shape)} has a state, but no "
@@ -97,7 +97,7 @@ class Checkpoints(Optimizer):
                 )
         self._restart_clocks()
         state_dict = super().state_dict()
-        wide = self._wide
+        wide = self.wide_states
         if wide:  # loaded, and not stepped since: as they were saved
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             for key, state in state_dict["state"].items():
@@ -132,7 +132,7 @@ class Checkpoints(Optimizer):
     def _own_states(self, state_dict: dict[str, Any]) -> None:
         """Copy the states that are still those of a state_dict."""
         given = {id(x) for state in state_dict["state"].values() for x in state.values() if isinstance(x, Tensor)}
-        for state in self._stored_state.values():
+        for state in self.stored_state.values():
             for name, value in state.items():
                 if id(value) in given:
                     state[name] = value.clone()
@@ -146,20 +146,20 @@ class Checkpoints(Optimizer):
         filled._take({"state": {}, "param_groups": [dict(group) for group in groups]})
         for number, group in enumerate(filled.param_groups):
             check_options(f"{who}: group {number}", group, self, number)
-            names = self._rule(group).states  # type: ignore[attr-defined]
+            names = self.rule(group).states  # type: ignore[attr-defined]
             for k, parameter in enumerate(group["params"]):
                 where = f"{who}: the state of parameter {k} of group {number}"
                 its = state.get(parameter, {})
                 if not isinstance(its, Mapping):
                     raise ValueError(f"{where} must be a mapping, got {repr(its):.100}")
-                if its and self._counts_steps and not _is_number(its.get("step")):
+                if its and self.counts_steps and not _is_number(its.get("step")):
                     raise ValueError(f"{where} must have a number 'step', got {repr(its.get('step')):.100}")
                 for name in names:
                     if its.get(name) is not None:
                         self._check_state(f"{where}: {name}", its[name], parameter, name)
 
     def _check_state(self, where: str, value: Any, parameter: Tensor, name: str) -> None:
-        shape = parameter.shape[:1] if name in self._per_row else parameter.shape  # type: ignore[attr-defined]
+        shape = parameter.shape[:1] if name in self.per_row else parameter.shape  # type: ignore[attr-defined]
         table = table_if_any(parameter)
         # A table that grows has as many rows as its state_dict, which may be loaded later.
         first = 1 if table is not None and table.growing is not None else 0
@@ -174,13 +174,13 @@ class Checkpoints(Optimizer):
 
     def _keep_wide_states(self, state_dict: dict[str, Any], copies: bool) -> None:
         """Keep states of half-precision tables as saved, in float32: torch casts them to the parameter's dtype."""
-        self._wide = {}
+        self.wide_states = {}
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 if accumulator_dtype(parameter.dtype) != parameter.dtype:
                     state = state_dict["state"].get(key, {})
                     its = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
-                    self._wide[parameter] = {k: v.clone() if copies else v for k, v in its.items()}
+                    self.wide_states[parameter] = {k: v.clone() if copies else v for k, v in its.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy of the optimizer takes over, with all rows up to date, as in a checkpoint."""

@@ -17,13 +17,13 @@ __all__ = ["check_betas", "check_not_negative", "dense_parameters", "per_row", "
 def dense_parameters(optimizer: RowOptimizer) -> Iterator[tuple[dict[str, Any], Tensor, Tensor, dict[str, Any], int]]:
     """Yield the group, the parameter, the gradient to descend, the state and the step's number of each parameter."""
     for group in optimizer.param_groups:
-        names = optimizer._rule(group).states
+        names = optimizer.rule(group).states
         for parameter in group["params"]:
-            state = optimizer._stored_state[parameter]
+            state = optimizer.stored_state[parameter]
             state.setdefault("step", torch.tensor(0.0))
             for name in names:
                 if name not in state:
-                    state[name] = optimizer._new_state(parameter, name, parameter.dtype, state)
+                    state[name] = optimizer.new_state(parameter, name, parameter.dtype, state)
             state["step"] += 1
             grad = -parameter.grad if group["maximize"] else parameter.grad
             yield group, parameter, grad, state, int(state["step"])

@@ -39,7 +39,7 @@ class Groups(InBackward):
     # Groups by their ids, with the values that each had when its rule was made, and the rule.
     _rules: dict[int, tuple[dict[str, Any], list[Any], Rule]] = {}
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         """Return the rule of a parameter group, with the hyperparameters of its next step."""
         raise NotImplementedError
 
@@ -99,7 +99,7 @@ class Groups(InBackward):
     def _idle_motion(self, group: dict[str, Any]) -> str:
         if group["lazy"]:
             return "none"
-        rule = self._rule(group)
+        rule = self.rule(group)
         return idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
 
     def holds(self, parameter: Tensor) -> bool:
@@ -112,7 +112,7 @@ class Groups(InBackward):
         if known is not None and known[0] is group and len(known[1]) == len(group):
             if all(map(is_, known[1], group.values())):
                 return known[2]
-        rule, values = self._rule(group), list(group.values())
+        rule, values = self.rule(group), list(group.values())
         if all(_is_constant(value) for name, value in group.items() if name != "params"):
             self._rules = {**self._rules, id(group): (group, values, rule)}
         return rule

@@ -71,7 +71,7 @@ class Together:
         self.kinds: dict[int, tuple[tuple[Rule, bool], ClockKind]] = {}  # by clock, what its last step was taken for
         self.begun: dict[int, StepGroup] = {}  # by clock, its last step
         self._changes = Table.changes
-        self._states = list(optimizer._stored_state.values())
+        self._states = list(optimizer.stored_state.values())
         self._groups = [(group, list(group["params"])) for group in optimizer.param_groups]
         self._places = [(parameter.dtype, parameter.device) for parameter in given]
         self._lists: dict[int, Lists] = {}

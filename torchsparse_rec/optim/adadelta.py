@@ -65,6 +65,6 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
             in_backward=in_backward,
         )
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         names = "lr", "rho", "eps", "weight_decay"
         return Rule("adadelta", [float(group[name]) for name in names], ("square_avg", "acc_delta"))

@@ -74,7 +74,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
             in_backward=in_backward,
         )
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adagrad", _hyperparameters(group), ("sum",))
 
     def _skips_zeros(self, group: dict[str, Any]) -> bool:
@@ -84,11 +84,11 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
     def _initial(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"]
 
-    def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+    def state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
         # Before the first step torch makes the sums in the parameter's dtype: in half precision, rounded ones.
         if state.get("step") == 0 and name in state and state[name].dtype != accumulator_dtype(parameter.dtype):
             del state[name]
-        return super()._state_of(parameter, name, state)
+        return super().state_of(parameter, name, state)
 
 
 class RowWiseAdagrad(RowOptimizer):
@@ -128,7 +128,7 @@ class RowWiseAdagrad(RowOptimizer):
         tensor([-0.1000, -0.7000])
     """
 
-    _per_row = frozenset({"sum"})
+    per_row = frozenset({"sum"})
     _steps_whole_rows = True
 
     def __init__(
@@ -156,7 +156,7 @@ class RowWiseAdagrad(RowOptimizer):
         defaults["maximize"] = maximize
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("rowwise_adagrad", _hyperparameters(group), ("sum",))
 
     def _initial(self, name: str) -> float:

@@ -53,7 +53,7 @@ class _Adam(RowOptimizer):
     # What the last steps took together, by the number of the group.
     _at_once: dict[int, _AtOnce] = {}
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
         place_of_eps = float(group.get("tensorflow_eps", False))
         hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
@@ -77,7 +77,7 @@ class _Adam(RowOptimizer):
                 continue
             by_step: dict[int, list[Tensor]] = {}
             for parameter in group["params"]:
-                by_step.setdefault(self._steps_taken(self._stored_state[parameter]), []).append(parameter)
+                by_step.setdefault(self._steps_taken(self.stored_state[parameter]), []).append(parameter)
             for step, parameters in by_step.items():
                 unbias = (1 - float(group["betas"][1]) ** (step + 1)) ** 0.5
                 split.append({**group, "params": parameters, "eps": float(group["eps"]) / unbias})
@@ -101,7 +101,7 @@ class _Adam(RowOptimizer):
             return False
         if getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None:
             return False
-        parameters, state = group["params"], self._stored_state
+        parameters, state = group["params"], self.stored_state
         names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
         known = self._at_once.get(number)
         if known is None or not known.is_of(parameters, state, names):
@@ -133,14 +133,14 @@ class _Adam(RowOptimizer):
             )
         return True
 
-    def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
+    def new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         # amsgrad may be turned on later: the maximum then starts from the average so far.
         if name == "max_exp_avg_sq" and "exp_avg_sq" in state:
             return state["exp_avg_sq"].clone()
-        return super()._new_state(parameter, name, dtype, state)
+        return super().new_state(parameter, name, dtype, state)
 
-    def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
-        value, group = super()._state_of(parameter, name, state), self._group_of(parameter)
+    def state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+        value, group = super().state_of(parameter, name, state), self._group_of(parameter)
         if name == "max_exp_avg_sq" and not group["lazy"]:
             # Steps without gradient leave the maximum as it is, once it is not below what is left of the average: it
             # may be, after steps that amsgrad was turned off for.
@@ -331,7 +331,7 @@ class PartialRowWiseAdam(RowOptimizer):
         torch.Size([1000])
     """
 
-    _per_row = frozenset({"exp_avg_sq"})
+    per_row = frozenset({"exp_avg_sq"})
     _steps_whole_rows = True
 
     def __init__(
@@ -352,7 +352,7 @@ class PartialRowWiseAdam(RowOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
         hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay]
         return Rule("partial_rowwise_adam", hyperparameters, ("exp_avg", "exp_avg_sq"), lr * weight_decay < 1)

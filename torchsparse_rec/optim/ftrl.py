@@ -87,14 +87,14 @@ class Ftrl(RowOptimizer):
         defaults["maximize"] = maximize
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         names = "lr_power", "l1", "l2", "l2_shrinkage", "beta"
         lr = 1.0 if self._only_makes_states(group) else float(group["lr"])
         return Rule("ftrl", [lr, *(float(group[name]) for name in names)], ("accumulator", "linear"))
 
     def _rule_of(self, group: dict[str, Any]) -> Rule:
         # At lr 0 the rule depends on the gradients too.
-        return super()._rule_of(group) if group["lr"] != 0 else self._rule(group)
+        return super()._rule_of(group) if group["lr"] != 0 else self.rule(group)
 
     def _only_makes_states(self, group: dict[str, Any]) -> bool:
         """

@@ -78,7 +78,7 @@ class LAMB(RowOptimizer):
             )
         super().add_param_group(param_group)
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         hyperparameters = [float(group["lr"]), *map(float, group["betas"]), float(group["eps"])]
         return Rule("lamb", [*hyperparameters, float(group["weight_decay"])], ("exp_avg", "exp_avg_sq"))
 

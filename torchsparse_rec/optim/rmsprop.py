@@ -70,7 +70,7 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
             in_backward=in_backward,
         )
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         names = "lr", "alpha", "eps", "weight_decay", "momentum", "centered"
         states: tuple[str, ...] = ("square_avg",)
         if group["momentum"] > 0:

@@ -39,12 +39,12 @@ class RowOptimizer(Groups):
     """
     An optimizer that steps tables by rows, and everything else as torch does.
 
-    A subclass defines its rule (:meth:`_rule`), and names after this class the optimizer of torch that it extends;
+    A subclass defines its rule (:meth:`rule`), and names after this class the optimizer of torch that it extends;
     where torch has none, it overrides :meth:`_dense_step`.
     """
 
     # States with one value per row; the others have the parameter's shape.
-    _per_row: frozenset[str] = frozenset()
+    per_row: frozenset[str] = frozenset()
     _warned: frozenset[str] = frozenset()
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
@@ -135,7 +135,7 @@ class RowOptimizer(Groups):
                 self.param_groups, self._steps_densely_now = groups, False
         if tables:
             self.step_tables(tables)
-        self._wide = {}
+        self.wide_states = {}
         return loss
 
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
@@ -252,7 +252,7 @@ class RowOptimizer(Groups):
             rows = table.rows
             if (
                 rows is None
-                or rows.state is not self._stored_state.get(parameter)
+                or rows.state is not self.stored_state.get(parameter)
                 or rows.place != (parameter.dtype, parameter.device)
             ):
                 rows = self._adopt(table, parameter, new)
@@ -266,8 +266,8 @@ class RowOptimizer(Groups):
         everything = [(group, p) for group in self.param_groups for p in group["params"]]
         # The seed of rounding is the place among the parameters: it is the same in a run that resumes this one.
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
-        state = self._stored_state[parameter]
-        state.update(self._wide.pop(parameter, {}))  # once: a later call must not undo steps taken since
+        state = self.stored_state[parameter]
+        state.update(self.wide_states.pop(parameter, {}))  # once: a later call must not undo steps taken since
         place = parameter.dtype, parameter.device
         # Where each step copies the whole table, no row waits to be read: others may share its memory.
         owned = table.owned and can_be_stale(parameter) and has_whole_rows(parameter)
@@ -338,25 +338,25 @@ class RowOptimizer(Groups):
         for table in tables:
             assert table.rows is not None
             state, parameter = table.rows.state, table.parameter
-            if self._counts_steps:
+            if self.counts_steps:
                 state.setdefault("step", torch.tensor(0.0))
             else:
                 clock.step = self._steps_taken(state)
             with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, no other mode may write
-                table.rows.states = [self._state_of(parameter, name, state) for name in kind.states]
+                table.rows.states = [self.state_of(parameter, name, state) for name in kind.states]
         clock.start(kind, hyperparameters)
 
-    def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+    def state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
         """Return one of the operator's states, made or converted if need be; ``state`` keeps it in torch's shape."""
         dtype = accumulator_dtype(parameter.dtype)
         value = state.get(name)
         if value is None:
-            value = self._new_state(parameter, name, dtype, state)
+            value = self.new_state(parameter, name, dtype, state)
         state[name] = value.to(dtype=dtype, device=parameter.device).contiguous()
-        return state[name] if name in self._per_row else flat(state[name])
+        return state[name] if name in self.per_row else flat(state[name])
 
-    def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
-        shape = parameter.shape[:1] if name in self._per_row else parameter.shape
+    def new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
+        shape = parameter.shape[:1] if name in self.per_row else parameter.shape
         return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
 
     def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:

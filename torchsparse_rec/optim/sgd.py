@@ -34,7 +34,7 @@ class SGD(RowOptimizer, torch.optim.SGD):
         [0.0, -1.0, -0.5, 0.0]
     """
 
-    _counts_steps = False
+    counts_steps = False
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SGD(RowOptimizer, torch.optim.SGD):
             in_backward=in_backward,
         )
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
+    def rule(self, group: dict[str, Any]) -> Rule:
         momentum = float(group["momentum"])
         hyperparameters = [
             float(group["lr"]),

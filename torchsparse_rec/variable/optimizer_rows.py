@@ -58,9 +58,9 @@ class OptimizerRows:
         if optimizer is None:
             return {}
         # States of float16 and bfloat16 tables, kept as they were loaded, follow the rows from now on.
-        for name, values in optimizer._wide.pop(self.weight, {}).items():
-            optimizer._stored_state[self.weight][name] = values.to(self.weight.device)
-        return optimizer._stored_state.get(self.weight, {})
+        for name, values in optimizer.wide_states.pop(self.weight, {}).items():
+            optimizer.stored_state[self.weight][name] = values.to(self.weight.device)
+        return optimizer.stored_state.get(self.weight, {})
 
     def columns(self, rows: int | None = None) -> list[Column]:
         """Return the states of the table, which have ``rows`` rows, by default as many as the weight."""
@@ -74,11 +74,11 @@ class OptimizerRows:
     def known_states(self) -> dict[str, bool]:
         """Return, for each state of the optimizer's rule by name, whether it has one number for each row."""
         optimizer = self.optimizer
-        return {} if optimizer is None else {name: name in optimizer._per_row for name in self._rule_states(optimizer)}
+        return {} if optimizer is None else {name: name in optimizer.per_row for name in self._rule_states(optimizer)}
 
     def _rule_states(self, optimizer: RowOptimizer) -> tuple[str, ...]:
         group = next(group for group in optimizer.param_groups if any(p is self.weight for p in group["params"]))
-        return optimizer._rule(group).states
+        return optimizer.rule(group).states
 
     def steps(self) -> int:
         """Return how many steps the optimizer has taken."""
@@ -97,7 +97,7 @@ class OptimizerRows:
         state, optimizer, rows = self._state(), self.optimizer, self.table.rows
         state.update(columns)
         if rows is not None and rows.clock.kind is not None and optimizer is not None:
-            rows.states = [optimizer._state_of(self.weight, name, state) for name in rows.clock.kind[1]]
+            rows.states = [optimizer.state_of(self.weight, name, state) for name in rows.clock.kind[1]]
         note_change()
 
     def grown(self, before: int, after: int) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -206,7 +206,7 @@ class OptimizerRows:
         if optimizer is None:
             return
         self._state()
-        state = optimizer._stored_state[self.weight]
+        state = optimizer.stored_state[self.weight]
         there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
         dtype = accumulator_dtype(self.weight.dtype)
         # States of another optimizer are of no use to this one.
@@ -217,8 +217,8 @@ class OptimizerRows:
         for name in there or kept:
             if keep and name in state and state[name].shape[0] == self.weight.shape[0]:
                 continue
-            state[name] = optimizer._new_state(self.weight, name, dtype, {})
-        if optimizer._counts_steps and (steps or "step" in state):
+            state[name] = optimizer.new_state(self.weight, name, dtype, {})
+        if optimizer.counts_steps and (steps or "step" in state):
             state["step"] = torch.tensor(float(steps))
         note_change()
 
