@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...data.files import whole_file
+from ...files import whole_file
 from ._checkpoint_format import CHUNK, DTYPES, FOOTER, MAGIC, Entry, mapped_file
 from ._checkpoint_wire import field, masked, slice_key, written_block, written_shape, written_slices
 

@@ -174,7 +174,7 @@ def insert_rows(table: EmbeddingVariable, parts: list[GrowingRows], optimizer: R
             table.insert(keys, rows["values"], rows.get("freqs"), rows.get("versions"))
     if optimizer is None or not any(part.states for part in parts):
         return
-    states = table._store.states
+    states = table.table_rows.store.states
     states.start_over(list(parts[0].states), steps)
     for part in parts:
         whole = part.keys is None

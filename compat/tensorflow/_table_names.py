@@ -99,7 +99,7 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None, parts: bool = Fa
         if split_part(target.parameter) is not None and not (parts and target.growing is None):
             raise ValueError(
                 f"table {target.parameter_name!r} is split over ranks: load and save tables in a model of one process, "
-                "and move it by torchsparse_rec.distributed.save_checkpoint and load_checkpoint"
+                "and move it by torchsparse_rec.checkpoint.save and load"
             )
     return result
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import optim
+from ...files import whole_file
 from ...optim.row_optimizer import RowOptimizer
 from ...tables.table import accumulator_dtype
 from ._checkpoint_sources import h5py_module
@@ -111,15 +110,8 @@ def _replaced(path: str, dry_run: bool) -> Iterator[Any]:
     if dry_run:
         yield None
         return
-    # A name that nobody else has: a file or a link that lies there would be overwritten.
-    partial = f"{path}.{secrets.token_hex(8)}.partial"
-    try:
-        with h5py.File(partial, "x") as file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(partial)
+    with whole_file(path) as place, h5py.File(place.name, "w") as file:
+        yield file
 
 
 def write_h5(

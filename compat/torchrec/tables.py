@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...distributed.agreed import agreeing, together
+from ..._agreed import agreeing, together
 from ...distributed.tables import check_columns
 from ...optim.row_optimizer import RowOptimizer
 from ..tensorflow._checkpoint_format import Piece

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ..typing import CheckpointKind
 from . import _shards
-from ._manifest import KINDS, CheckpointError, Manifest, Shard, VersionInfo
 from ._shards import DTYPES as DTYPES
 from ._shards import MANIFEST
 from ._versions import Versions
 from ._writer import ShardWriter, Writer
+from .manifest import KINDS, CheckpointError, Manifest, Shard, VersionInfo
 
 __all__ = ["Chain", "CheckpointError", "CheckpointStore", "Shard", "ShardWriter", "VersionInfo", "Writer"]
 
@@ -50,7 +50,7 @@ class CheckpointStore:
 
     Example:
         >>> import tempfile, torch
-        >>> from torchsparse_rec.variable.checkpoint import CheckpointStore
+        >>> from torchsparse_rec.checkpoint import CheckpointStore
         >>> store = CheckpointStore(tempfile.mkdtemp(), keep=2)
         >>> with store.writer("full", {"step": 10}) as writer:
         ...     writer.write("rows", {"keys": torch.tensor([7, 8]), "values": torch.tensor([0.5, 1.5])})

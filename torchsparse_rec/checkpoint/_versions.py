@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from . import _shards
-from ._manifest import CheckpointError, Manifest, VersionInfo, decode, is_shard
 from ._shards import MANIFEST
+from .manifest import CheckpointError, Manifest, VersionInfo, decode, is_shard
 
 __all__ = ["Versions"]
 

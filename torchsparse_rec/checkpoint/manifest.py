@@ -37,7 +37,7 @@ class CheckpointError(ValueError):
         problem: what is wrong with the file.
 
     Example:
-        >>> from torchsparse_rec.variable.checkpoint import CheckpointError
+        >>> from torchsparse_rec.checkpoint import CheckpointError
         >>> print(CheckpointError("run/000012/manifest.json", "the file is missing"))
         run/000012/manifest.json: the file is missing
     """
@@ -66,7 +66,7 @@ class VersionInfo:
         problem: None, or why the version cannot be restored, as far as is known without reading its shards.
 
     Example:
-        >>> from torchsparse_rec.variable.checkpoint import VersionInfo
+        >>> from torchsparse_rec.checkpoint import VersionInfo
         >>> VersionInfo(number=2, kind="delta", base=1).base
         1
     """

@@ -16,14 +16,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from .._agreed import agreeing, together
+from ..tables.blocks import block_range
+from ..tables.boxes import Box
 from ..typing import CheckpointKind
-from ..variable.checkpoint import CheckpointStore, ShardWriter, Writer
 from ._contents import Contents, FixedTable
-from ._keys import block_range
 from ._restored import Restored
 from ._values import encoded
-from .agreed import agreeing, together
-from .boxes import Box
+from ._writer import ShardWriter, Writer
+from .store import CheckpointStore
 
 __all__ = ["load", "save"]
 
@@ -209,7 +210,7 @@ def _shards_of(
 
 def _pieces(its: FixedTable, x: Tensor) -> Iterator[tuple[Box, Tensor]]:
     """Yield this rank's part of a weight or state in boxes of few bytes."""
-    kept = its.kept_of(x)
+    kept = its.kept.of_state(x)
     (begin, end), blocks, columns = kept.box
     width = (blocks[1] - blocks[0]) * (columns[1] - columns[0])
     step = max(1, _BYTES // max(1, width * x.element_size()))

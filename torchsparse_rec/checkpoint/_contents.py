@@ -9,26 +9,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .._torch import as_stored
-from ..nn.collection import Collection
+from ..tables.blocks import MOST_BLOCKS, by_block
+from ..tables.boxes import Kept
 from ..tables.part import part_state
 from ..tables.table import table_of
-from ..variable.saving import metadata_of, shards_of
-from ._keys import by_block
+from ..variable.rows import TableRows
 from ._values import encoded
-from .blocks import MOST_BLOCKS, first_block
-from .boxes import Kept
-from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
-from .ranks import Call
-from .sharded import SHARDED, Sharded
-from .tables import Table, tables_of
+from .growing import metadata_of, shards_of
+from .parts import Growing, HasTables, KeptKeys, SavedRows, SavedTable, SplitOverRanks
 
 __all__ = ["Contents", "FixedTable", "GrowingTable", "dtype_name", "module_versions"]
 
@@ -39,35 +34,37 @@ class FixedTable:
     A table with a fixed number of rows.
 
     Args:
-        table: of its module.
-        kept: what this rank keeps of it.
-        states: of the optimizer, that have something for each row of this rank's part: ``[rows, D]`` or ``[rows]``.
-        numbers: of the optimizer, beside those.
+        saved: the table, as its module describes it.
+        writes: whether this rank writes its part: of copies the first does.
+        states: the optimizer's states that have something for each row of this rank's part: ``[rows, D]`` or
+            ``[rows]``.
+        numbers: the optimizer's numbers beside those.
     """
 
-    table: Table
-    kept: Kept
+    saved: SavedTable
+    writes: bool
     states: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def writes(self) -> bool:
-        """Whether this rank writes its part: of copies the first does."""
-        return not isinstance(self.kept.plan, Replicated) or self.kept.rank == 0
+    def weight(self) -> Parameter:
+        """What this rank keeps of the table."""
+        return self.saved.weight
+
+    @property
+    def kept(self) -> Kept:
+        """What that is of the whole."""
+        return self.saved.kept
 
     def parts(self) -> dict[str, Tensor]:
         """Return the weight, by the name "", and the states, as they are stored."""
         with as_stored():
-            return {"": self.table.weight.detach(), **self.states}
+            return {"": self.weight.detach(), **self.states}
 
     @property
     def has_rows(self) -> bool:
         """Whether this rank has some of the table."""
         return self.parts()[""].numel() > 0
-
-    def kept_of(self, x: Tensor) -> Kept:
-        """Return what this rank keeps of a state; one without columns has one."""
-        return self.kept if x.dim() == 2 else Kept(self.kept.rows, 1, self.kept.plan, self.kept.rank, self.kept.ranks)
 
 
 @dataclass
@@ -76,48 +73,33 @@ class GrowingTable:
     A table that grows.
 
     Args:
-        variable: the table.
-        plan: where it is; None: whole on each rank.
-        rank: this one.
-        ranks: W.
-        key: of the table.
+        table: the module that is the table.
+        keys: which keys this rank keeps.
+        is_split: whether they are split over ranks; else each rank has all.
+        writes: whether this rank writes its keys: of copies the first does.
+        key: the name of the table in the model.
     """
 
-    variable: Any
-    plan: TablePlan | None
-    rank: int
-    ranks: int
+    table: Growing
+    keys: KeptKeys
+    is_split: bool
+    writes: bool
     key: str
 
-    def where(self) -> str:
-        """Say which rank has which keys: where that is the same, so is what each has."""
-        rank = f" {self.plan.rank}" if isinstance(self.plan, TableWise) else ""
-        return f"{type(self.plan).__name__}{rank} of {self.ranks}"
-
     @property
-    def blocks(self) -> tuple[int, int]:
-        """The first of the blocks whose keys this rank has, and the end of the last."""
-        if isinstance(self.plan, RowWise):
-            begin, end = (first_block(MOST_BLOCKS, rank, self.ranks) for rank in (self.rank, self.rank + 1))
-            return begin, end
-        has_all = self.plan is None or (isinstance(self.plan, TableWise) and self.plan.rank == self.rank)
-        return 0, MOST_BLOCKS * has_all
-
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes its keys: of copies the first does."""
-        return self.plan is not None or self.rank == 0
+    def rows(self) -> TableRows:
+        """The rows that this rank has."""
+        return self.table.table_rows
 
     def base(self, folder: str | os.PathLike[str]) -> int | None:
         """Return the version in a folder since whose step it is known what has changed, if any."""
-        rows = self.variable._rows
-        known = rows.saved is not None and rows.saved[1] == self._place(folder) and not rows.all_changed
-        return rows.saved[2] if known else None
+        saved = self.rows.saved
+        known = saved is not None and saved[1] == self._place(folder) and not self.rows.all_changed
+        return saved[2] if saved is not None and known else None
 
     def note_saved(self, folder: str | os.PathLike[str], version: int) -> None:
         """Note a version that has what this rank has."""
-        rows = self.variable._rows
-        rows.note_saved((rows.store.step, self._place(folder), version))
+        self.rows.note_saved((self.rows.store.step, self._place(folder), version))
 
     def _place(self, folder: str | os.PathLike[str]) -> str:
         # Not the folder itself, in which save_delta() of the variable must not write.
@@ -125,10 +107,10 @@ class GrowingTable:
 
     def about(self) -> dict[str, Any] | None:
         """Apply evict options, and return what a checkpoint says of this rank's keys beside them, if it has some."""
-        with self.variable.settled():
-            self.variable._rows.evict()
-            self.variable._store.states.flush()
-            return metadata_of(self.variable._rows) if self.writes else None
+        with self.table.settled():
+            self.rows.evict()
+            self.rows.store.states.flush()
+            return metadata_of(self.rows) if self.writes else None
 
     def shards(self, since_base: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """
@@ -137,9 +119,10 @@ class GrowingTable:
         Args:
             since_base: whether only what has changed since :meth:`base`.
         """
-        rows = self.variable._rows
-        with self.variable.settled():
-            since = rows.saved[0] if since_base and not rows.store.states.moves_all_rows() else None
+        rows = self.rows
+        with self.table.settled():
+            assert rows.saved is not None or not since_base
+            since = rows.saved[0] if rows.saved and since_base and not rows.store.states.moves_all_rows() else None
             yield from shards_of(rows, since, since_base, by_block)
 
 
@@ -148,8 +131,8 @@ class Contents:
     What a checkpoint has of a model on this rank.
 
     Args:
-        module: of the model; of a ``DistributedDataParallel`` the module in it.
-        optimizer: that holds parameters of it, if any.
+        module: the model; of a ``DistributedDataParallel`` the module in it.
+        optimizer: an optimizer that holds parameters of the model, if any.
         what: ``"save"`` or ``"load"``, which all ranks are about to do.
 
     Raises:
@@ -160,47 +143,48 @@ class Contents:
     def __init__(self, module: Module, optimizer: Optimizer | None, what: str) -> None:
         self.module = module.module if isinstance(module, DistributedDataParallel) else module
         self.optimizer = optimizer
-        sharded = [child for child in self.module.modules() if isinstance(child, Sharded)]
-        its = sharded[0]._shards.ranks if sharded else None
-        for child in sharded:
-            of_child, wanted = (dist.get_process_group_ranks(x._shards.ranks.group) for x in (child, sharded[0]))
+        its = [child.saved_over() for child in self.module.modules() if isinstance(child, SplitOverRanks)]
+        for over in its:
+            of_child, wanted = (dist.get_process_group_ranks(each.group) for each in (over, its[0]))
             if of_child != wanted:
                 raise ValueError(
-                    f"{what}: all tables must be split over the same ranks, {wanted}, got {of_child} of "
-                    f"{child._shards.name}: take a folder for each"
+                    f"{what}: all tables must be split over the same ranks, {wanted}, got {of_child} of {over.name}: "
+                    "take a folder for each"
                 )
-        alone = its is None and not dist.is_initialized()
-        self.group: Any = None if alone else dist.group.WORLD if its is None else its.group
+        alone = not its and not dist.is_initialized()
+        self.group: Any = None if alone else its[0].group if its else dist.group.WORLD
         self.rank, self.ranks = (0, 1) if alone else (dist.get_rank(self.group), dist.get_world_size(self.group))
         self.fixed: dict[str, FixedTable] = {}
         self.growing: dict[str, GrowingTable] = {}
         self._find_tables()
-        if its is not None:
-            call = Call(sharded[0]._shards.name, what, "train" if self.module.training else "eval")
-            its.headers(call, torch.zeros(self.ranks, 0, dtype=torch.int64))
+        if its:
+            its[0].announce(what, self.module.training)
 
     def _find_tables(self) -> None:
-        children = list(self.module.named_modules())
-        inside = {id(table) for _, each in children if isinstance(each, Collection) for table in each._tables}
-        for title, child in children:
-            plans: list[TablePlan] | None = None
-            if isinstance(child, Sharded):
-                tables, plans = child._shards.tables, child._shards.plans
-            elif next(child.parameters(), None) is None:
-                continue  # quantised tables are buffers
-            elif isinstance(child, tuple(SHARDED)) and id(child) not in inside:
-                tables = tables_of(title, child)
-            else:
-                continue
-            for k, table in enumerate(tables):
-                key = f"{title}.{table.key}".lstrip(".")
-                if table.rows is None:
-                    self.growing[key] = GrowingTable(
-                        table.child, None if plans is None else plans[k], self.rank, self.ranks, key
-                    )
-                else:
-                    plan = Replicated() if plans is None else plans[k]
-                    self.fixed[key] = FixedTable(table, Kept(table.rows, table.dim, plan, self.rank, self.ranks))
+        found = [
+            (title, child, child.saved_tables())
+            for title, child in self.module.named_modules()
+            # Without parameters its tables are buffers, as quantised ones are: they are saved as all buffers.
+            if next(child.parameters(), None) is not None and isinstance(child, HasTables)
+        ]
+        # A table that grows is a module too: one in a collection is the collection's.
+        inside = {
+            id(each.table)
+            for _, child, its in found
+            for each in its
+            if isinstance(each, SavedRows)
+            if each.table is not child
+        }
+        for title, child, its in found:
+            for each in its if id(child) not in inside else []:
+                key = f"{title}.{each.key}".lstrip(".")
+                if isinstance(each, SavedTable):
+                    self.fixed[key] = FixedTable(each, not each.is_copied or self.rank == 0)
+                    continue
+                # The words are those of all versions of the format.
+                keys = each.keys or KeptKeys(f"NoneType of {self.ranks}", (0, MOST_BLOCKS))
+                is_split = each.keys is not None
+                self.growing[key] = GrowingTable(each.table, keys, is_split, is_split or self.rank == 0, key)
 
     # ---- What is there now -------------------------------------------------------------------------------------------
 
@@ -212,8 +196,8 @@ class Contents:
         for name, parameter in named:
             found.setdefault(id(parameter), name)
         with as_stored():
-            found.update({id(its.table.weight): key for key, its in self.fixed.items()})
-            found.update({id(its.variable.stored_weight()): key for key, its in self.growing.items()})
+            found.update({id(its.weight): key for key, its in self.fixed.items()})
+            found.update({id(its.table.stored_weight()): key for key, its in self.growing.items()})
         return found
 
     @cached_property
@@ -224,7 +208,7 @@ class Contents:
         inside = tuple(
             f"{key.removesuffix('weight')}{child}."
             for key, its in self.growing.items()
-            for child, _ in its.variable.named_children()
+            for child, _ in its.table.named_children()
         )
         for key in [key for key in state if key in self.fixed or key.startswith(inside)]:
             del state[key]
@@ -261,7 +245,7 @@ class Contents:
         if self.optimizer is not None:
             said["optimizer"] = self._read_optimizer(tensors)
         for its in self.fixed.values():
-            table_of(its.table.weight).flush()
+            table_of(its.weight).flush()
         said["tables"] = {
             key: {
                 "rows": its.kept.rows,
@@ -272,7 +256,9 @@ class Contents:
             }
             for key, its in self.fixed.items()
         }
-        said["variables"] = {key: {"where": its.where(), "of_ranks": its.about()} for key, its in self.growing.items()}
+        said["variables"] = {
+            key: {"where": its.keys.where, "of_ranks": its.about()} for key, its in self.growing.items()
+        }
         return {"said": said, "tensors": tensors}
 
     def _read_optimizer(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -286,7 +272,7 @@ class Contents:
             for what, x in state.items():
                 if its is not None and isinstance(x, Tensor) and x.dim() > 0:
                     shape = its.parts()[""].shape
-                    by_columns = isinstance(its.kept.plan, ColumnWise)
+                    by_columns = its.saved.by_columns
                     if x.shape != shape and (x.shape != shape[:1] or by_columns):
                         wanted = f"{list(shape)}" + (", by columns" if by_columns else f" or [{shape[0]}]")
                         raise ValueError(

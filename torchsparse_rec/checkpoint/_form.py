@@ -22,9 +22,9 @@ _NAMES = {int: "an integer", str: "a string", dict: "a mapping", list: "a list",
 
 
 def check_form(metadata: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` unless ``distributed.save`` may have written a version's metadata."""
+    """Raise ``ValueError`` unless ``checkpoint.save`` may have written a version's metadata."""
     if missing := sorted(_FORM.keys() - metadata.keys()):
-        raise ValueError(f"is of something else than torchsparse_rec.distributed.save: it lacks {', '.join(missing)}")
+        raise ValueError(f"is of something else than torchsparse_rec.checkpoint.save: it lacks {', '.join(missing)}")
     _check(metadata, _FORM, "metadata")
     if metadata["optimizer"] is not None:
         _check(metadata["optimizer"], _OF_OPTIMIZER, "metadata.optimizer")

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._contents import ContentChecks, check_metadata
-from .checkpoint import Chain, CheckpointStore
-from .filters import CounterAdmission, SketchAdmission
-from .keys import packed, unpacked
-from .records import Part
-from .rows import TableRows
+from ..variable.filters import CounterAdmission, SketchAdmission
+from ..variable.keys import packed, unpacked
+from ..variable.records import Part
+from ..variable.rows import TableRows
+from ._checks import ContentChecks, check_metadata
+from .store import Chain, CheckpointStore
 
 __all__ = ["check_metadata", "checked", "checks_of", "metadata_of", "refill", "restore", "save", "seen_of", "shards_of"]
 

@@ -15,17 +15,17 @@ from torch.optim import Optimizer
 
 from .._torch import as_stored
 from ..optim.row_optimizer import RowOptimizer, check_options
+from ..tables.blocks import MOST_BLOCKS, block_range
+from ..tables.boxes import Box
 from ..tables.part import part_state
 from ..tables.table import split_part, table_of
-from ..variable.checkpoint import DTYPES, Chain, CheckpointError, Shard
 from ..variable.filters import SketchAdmission
-from ..variable.saving import check_metadata, checks_of, refill
 from ._contents import Contents, FixedTable, GrowingTable, dtype_name, module_versions
 from ._form import check_form, is_within
-from ._keys import block_range
 from ._values import decoded
-from .blocks import MOST_BLOCKS
-from .boxes import Box
+from .growing import check_metadata, checks_of, refill
+from .manifest import CheckpointError, Shard
+from .store import DTYPES, Chain
 
 __all__ = ["Restored"]
 
@@ -124,7 +124,7 @@ class Restored:
             raise self._error(f"must have keys of table {key!r}")
         if same:
             return found
-        begin, end = its.blocks
+        begin, end = its.keys.blocks
         if end - begin < MOST_BLOCKS:
             found = [each for each in found if each[1].name != "order"]
         return [(path, shard) for path, shard in found if _has_blocks(path, shard, begin, end)]
@@ -137,7 +137,7 @@ class Restored:
 
     def _same(self, key: str) -> bool:
         its = self._contents.growing[key]
-        return its.plan is not None and self.metadata["variables"][key]["where"] == its.where()
+        return its.is_split and self.metadata["variables"][key]["where"] == its.keys.where
 
     def extra(self) -> Any:
         """Return what the caller of ``save`` wanted back, once :meth:`check` has been called."""
@@ -253,7 +253,7 @@ class Restored:
             shape = weight.shape if dims == 2 else weight.shape[:1]
             if state and weight.numel():  # in no memory, for the check of the optimizer
                 its.states[state] = torch.zeros((), dtype=DTYPES[dtype], device=weight.device).expand(shape)
-            kept = its.kept_of(torch.empty(0, 0) if dims == 2 else torch.empty(0))
+            kept = its.kept.of_state(torch.empty(0, 0) if dims == 2 else torch.empty(0))
             there = 0
             open_boxes: list[Box] = []
             for path, shard, box, common in sorted(self._of_fixed(key, state, kept.box), key=lambda each: each[2]):
@@ -268,7 +268,7 @@ class Restored:
                 raise self._error(f"must have all of {state or 'the weight'} of table {key!r}")
 
     def _check_growing(self, key: str, its: GrowingTable) -> Generator[None, None, None]:
-        store, checks = its.variable._store, checks_of(its.variable._rows)
+        store, checks = its.rows.store, checks_of(its.rows)
         shards = self._of_growing(key, its)
         of_ranks, newest = self.metadata["variables"][key]["of_ranks"], self._chain.manifest_path.parent
         for saved in filter(None, of_ranks):
@@ -289,7 +289,7 @@ class Restored:
             yield
             if "blocks" in shard.about and [*block_range(tensors["keys"])] != shard.about["blocks"]:
                 raise CheckpointError(path / shard.file, f"must have keys of the blocks {shard.about['blocks']}")
-            admission = its.variable.admission
+            admission = its.rows.admission
             if shard.name == "sketch" and isinstance(admission, SketchAdmission):
                 saved_as, now = ((len(x), x.dtype) for x in (tensors["sketch"], admission.sketch))
                 if saved_as != now:
@@ -327,9 +327,9 @@ class Restored:
             yield from self._write_growing(key, growing)
 
     def _write_fixed(self, key: str, its: FixedTable) -> Generator[None, None, None]:
-        table_of(its.table.weight).release()
+        table_of(its.weight).release()
         optimizer = self._contents.optimizer
-        there = {} if optimizer is None else optimizer.state.get(its.table.weight, {})
+        there = {} if optimizer is None else optimizer.state.get(its.weight, {})
         its.states.clear()
         for state, (dtype, dims) in self.metadata["tables"][key]["states"].items():
             weight = its.parts()[""]
@@ -344,7 +344,7 @@ class Restored:
                 else:
                     x = torch.zeros(shape, dtype=DTYPES[dtype], device=weight.device)
                 its.states[state] = x
-            kept = its.kept_of(x)
+            kept = its.kept.of_state(x)
             for path, shard, box, common in self._of_fixed(key, state, kept.box):
                 values = self._chain.read_shard(path, shard)["values"].view(box.shape)
                 with as_stored():
@@ -352,10 +352,10 @@ class Restored:
                 yield
 
     def _write_growing(self, key: str, its: GrowingTable) -> Generator[None, None, None]:
-        variable, shards = its.variable, self._of_growing(key, its)
-        part = split_part(variable.stored_weight())
+        rows, shards = its.rows, self._of_growing(key, its)
+        part = split_part(its.table.stored_weight())
         has = None if part is None or self._same(key) else part.has
-        device = variable._store.weight.device
+        device = rows.store.weight.device
 
         def wanted() -> Iterator[tuple[str, dict[str, Tensor]]]:
             sketches: dict[int, Tensor] = {}
@@ -372,11 +372,10 @@ class Restored:
                 # Of a key its own rank has counted no less than has come; other ranks have counted other keys.
                 yield "sketch", {"sketch": torch.stack([*sketches.values()]).amax(0)}
 
-        with variable.writing():
-            variable._training.forget()
-            yield from refill(variable._rows, self._metadata_of(key), wanted())
+        with its.table.replacing():
+            yield from refill(rows, self._metadata_of(key), wanted())
             if has is not None and self._contents.rank > 0:
-                variable._rows.evicted = 0  # counted on the first rank
+                rows.evicted = 0  # counted on the first rank
             if self._same(key):
                 its.note_saved(self._chain.path, self._chain.version.number)
 
@@ -384,7 +383,7 @@ class Restored:
 def _load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state whose tensors are for this optimizer alone: one that would copy them has them twice in memory."""
     if isinstance(optimizer, RowOptimizer):
-        optimizer._load(state, copies=False)
+        optimizer.load_own(state)
     else:
         optimizer.load_state_dict(state)
 

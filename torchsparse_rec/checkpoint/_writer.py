@@ -14,10 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from .._lock import release_lock, take_lock
+from ..files import make_folder, naming, new_file, sync_folder
 from . import _shards
-from ._manifest import Manifest, Shard, VersionInfo, encode, shard_file
 from ._shards import MANIFEST, PARTIAL_MANIFEST
 from ._versions import Versions
+from .manifest import Manifest, Shard, VersionInfo, encode, shard_file
 
 __all__ = ["ShardWriter", "Writer"]
 
@@ -52,13 +53,13 @@ class ShardWriter:
         data, described = _shards.encode_shard(name, tensors)
         file = shard_file(index, self._rank)
         with explained(self._number, self._folder):
-            _shards.write_file(self._folder / file, data)
+            _write(self._folder / file, data)
         self.shards.append(Shard(name, file, len(data), _shards.checksum(data), described, dict(about or {})))
 
     def sync(self) -> None:
         """Bring the shards' names to the disk."""
         with explained(self._number, self._folder):
-            _shards.sync_folder(self._folder)
+            sync_folder(self._folder)
 
 
 class Writer:
@@ -108,7 +109,7 @@ class Writer:
         if self._state != "new":
             raise RuntimeError(f"Writer: must be entered once, but is {self._state}")
         path = self._versions.path
-        _shards.make_folder(path)
+        make_folder(path)
         # The lock's file is never removed: otherwise two writers could hold locks on two files of the same name.
         self._lock = take_lock(path / ".lock", _busy)
         try:
@@ -191,16 +192,16 @@ class Writer:
             )
             self._on_phase("fsync")
             with explained(self.number, self._folder):
-                _shards.write_file(self._folder / PARTIAL_MANIFEST, encode(manifest)[0])
-                _shards.sync_folder(self._folder)
+                _write(self._folder / PARTIAL_MANIFEST, encode(manifest)[0])
+                sync_folder(self._folder)
                 folder = self._versions.folder(self.number)
                 os.rename(self._folder, folder)
                 self._folder = folder
-                _shards.sync_folder(self._versions.path)
+                sync_folder(self._versions.path)
             self._on_phase("rename manifest")
             with explained(self.number, self._folder):
                 os.replace(folder / PARTIAL_MANIFEST, folder / MANIFEST)
-                _shards.sync_folder(folder)
+                sync_folder(folder)
             self._state = "committed"
         self._on_phase("committed")
         if self._keep is not None:
@@ -241,6 +242,11 @@ class Writer:
                     _shards.remove_version(self._folder)
             self._state = "closed"
             release_lock(self._lock)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with naming(path), new_file(path) as file:
+        file.write(data)
 
 
 @contextmanager

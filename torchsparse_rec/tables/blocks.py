@@ -1,5 +1,5 @@
 """
-Where the rows of a table that is split by rows are.
+Where the rows of a table that is split by rows are, and in which blocks the keys of one that grows.
 
 A table ``[V, D]`` is kept as ``[Q, S, D]``: row v is at place ``v // S`` of block ``reverse(v % S)``, where ``reverse``
 turns the bits of a block's number round. Each rank has consecutive blocks, a box of ``Shard(1)``, which lies in its
@@ -14,7 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["MOST_BLOCKS", "Blocks", "first_block"]
+from ..ops.route import route_keys
+
+__all__ = ["MOST_BLOCKS", "Blocks", "block_range", "by_block", "first_block"]
 
 MOST_BLOCKS = 4096
 # A table has at least so many rows for each block.
@@ -86,3 +88,18 @@ class Blocks:
         begin, end = self.begin(rank, ranks), self.begin(rank + 1, ranks)
         block = int(self.reversed[id % self.count])
         return id // self.count * (end - begin) + block - begin if begin <= block < end else -1
+
+
+# ---- Tables that grow ------------------------------------------------------------------------------------------------
+
+
+def by_block(keys: Tensor) -> Tensor:
+    """Return the positions of some keys, ``[N]``, in the order of their blocks."""
+    places = route_keys(keys, [0, len(keys)], MOST_BLOCKS, distinct=False)[3]
+    return torch.empty_like(places).index_copy_(0, places, torch.arange(len(keys), device=places.device))
+
+
+def block_range(keys: Tensor) -> tuple[int, int]:
+    """Return the first of the blocks that some keys are in, and the end of the last; (0, 0) if there are no keys."""
+    blocks = route_keys(keys, [0, len(keys)], MOST_BLOCKS, distinct=False)[2].flatten().nonzero().flatten()
+    return (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else (0, 0)

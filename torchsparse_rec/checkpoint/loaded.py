@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._contents import ContentChecks
-from ._manifest import CheckpointError
-from .saving import seen_of
+from ._checks import ContentChecks
+from .growing import seen_of
+from .manifest import CheckpointError
 
 __all__ = ["counts_of", "problem_of_keys", "problem_of_state"]
 

@@ -1,4 +1,4 @@
-"""The error that names file and place, and files that appear whole or not at all: all formats share them."""
+"""Files that appear whole or not at all, and that survive a loss of power once they are written."""
 
 from __future__ import annotations
 
@@ -11,42 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+__all__ = ["PathLike", "make_folder", "naming", "new_file", "sync_folder", "whole_file"]
+
 #: A file's name.
 PathLike: TypeAlias = str | os.PathLike[str]
-
-
-class DataError(ValueError):
-    """
-    An error in a file: at some place it does not hold what it should.
-
-    Args:
-        path: the file's name.
-        offset: the place in the file: a byte, counted from 0, or for text formats a line, counted from 1. None: the
-            file as a whole.
-        problem: what is wrong there, and what was expected.
-        unit: ``"byte"``, or ``"line"`` for text formats.
-
-    Example:
-        >>> from torchsparse_rec.data import DataError
-        >>> print(DataError("train.txt", 3, "expected 40 fields, got 39", unit="line"))
-        train.txt: line 3: expected 40 fields, got 39
-    """
-
-    def __init__(self, path: PathLike, offset: int | None, problem: str, *, unit: str = "byte"):
-        self.path = os.fsdecode(path)
-        self.offset = offset
-        self.problem = problem
-        self.unit = unit
-        place = "" if offset is None else f" {unit} {offset}:"
-        super().__init__(f"{self.path}:{place} {problem}")
-
-    def __reduce__(self) -> tuple:
-        """Pickle the error as its arguments, so that a worker process can hand it to the main one."""
-        return _data_error, (self.path, self.offset, self.problem, self.unit)
-
-
-def _data_error(path: str, offset: int | None, problem: str, unit: str) -> DataError:
-    return DataError(path, offset, problem, unit=unit)
 
 
 @contextmanager
@@ -62,7 +30,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
         path: the final name.
 
     Yields:
-        The file, for bytes.
+        The file, for bytes. A library that opens files itself may write to its ``name``.
 
     Raises:
         OSError: the file cannot be written, or ``path`` is a folder, a pipe or a device.
@@ -70,7 +38,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
     Example:
         >>> import tempfile, pathlib
-        >>> from torchsparse_rec.data.files import whole_file
+        >>> from torchsparse_rec.files import whole_file
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> with whole_file(folder / "rows.bin") as file:
         ...     _ = file.write(b"abc")
@@ -84,10 +52,8 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
     # The temporary name does not contain the final one, which may be as long as names can be.
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        with open(partial, "xb") as file:
+        with new_file(partial) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
         if mode is not None:
             os.chmod(partial, mode)
         os.replace(partial, target)
@@ -95,7 +61,8 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
         with suppress(OSError):
             partial.unlink()
         raise
-    _sync_folder(target.parent)
+    with suppress(OSError):  # the file has its name, and not all systems open folders
+        sync_folder(target.parent)
 
 
 def _mode_to_keep(target: Path) -> int | None:
@@ -111,11 +78,43 @@ def _mode_to_keep(target: Path) -> int | None:
     return stat.S_IMODE(status.st_mode)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder's new name to the disk, where the system lets folders be opened."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+@contextmanager
+def new_file(path: PathLike) -> Iterator[BinaryIO]:
+    """Open a file for writing bytes that is not there yet, and sync it to the disk when the block ends."""
+    with open(path, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def naming(path: PathLike) -> Iterator[None]:
+    """Add the file's name to an ``OSError`` of reading or writing that lacks it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing, and sync them to the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        os.makedirs(path, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: PathLike) -> None:
+    """Sync the names in a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync folders, and need not.
+        if error.errno != errno.EINVAL:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._manifest import CheckpointError
+from .manifest import CheckpointError
 
 __all__ = ["ContentChecks", "check_metadata"]
 

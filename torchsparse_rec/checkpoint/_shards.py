@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .._extras import extra_module
-from ._manifest import CheckpointError, Shard, checksum
+from ..files import naming, sync_folder
+from .manifest import CheckpointError, Shard, checksum
 
 MANIFEST = "manifest.json"
 PARTIAL_MANIFEST = ".manifest.json.partial"
@@ -42,17 +42,6 @@ def safetensors(user: str) -> Any:
         ImportError: if safetensors is not installed; the error names the extra.
     """
     return extra_module("safetensors.torch", "checkpoint", user)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an ``OSError`` of reading or writing that lacks it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 # ---- Writing --------------------------------------------------------------------------------------------------------
@@ -84,36 +73,6 @@ def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[
     described = {key: (str(t.dtype).removeprefix("torch."), list(t.shape)) for key, t in stored.items()}
     # Into memory first: safetensors' errors of files have no errno, and the checksum must be of the bytes meant.
     return module.save(stored), described
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a new file with these bytes, and sync it to the disk."""
-    with naming(path), open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing, and sync them to the disk."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    if missing:
-        os.makedirs(path, exist_ok=True)
-    for folder in missing:
-        sync_folder(folder.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Sync the names in a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync folders, and need not.
-        if error.errno != errno.EINVAL:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        os.close(descriptor)
 
 
 # ---- Removing -------------------------------------------------------------------------------------------------------
