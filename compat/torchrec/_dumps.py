@@ -20,9 +20,9 @@ import torch
 
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
-from ..tensorflow._checkpoint_format import Piece, mapped_file
-from ..tensorflow._checkpoint_sources import MOST_STEPS, Found, listed
-from ..tensorflow._growing_tables import GrowingRows
+from ..checkpoints.format import Piece, mapped_file
+from ..checkpoints.growing import GrowingRows
+from ..checkpoints.sources import MOST_STEPS, Found, listed
 
 __all__ = ["Dump", "dynamicemb_dumps", "sok_dumps"]
 

@@ -11,7 +11,7 @@ from torch.nn import Module
 from ...distributed.boxes import KeptByPlan, kept_by_plan
 from ...distributed.plan import Replicated, RowWise
 from ...distributed.sharded import Sharded
-from ..tensorflow._checkpoint_format import CHUNK, Piece, copy_bytes
+from ..checkpoints.format import CHUNK, Piece, copy_bytes
 
 __all__ = ["Parts", "copy_kept"]
 

@@ -11,11 +11,11 @@ import torch
 from ..._agreed import agreeing, together
 from ...distributed.tables import check_columns
 from ...optim.row_optimizer import RowOptimizer
-from ..tensorflow._checkpoint_format import Piece
-from ..tensorflow._growing_tables import GrowingRows
-from ..tensorflow._table_names import Move, Target, check_distinct, names_of, targets_of
-from ..tensorflow._table_plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
-from ..tensorflow._table_slots import Slots
+from ..checkpoints.format import Piece
+from ..checkpoints.growing import GrowingRows
+from ..checkpoints.names import Move, Target, check_distinct, names_of, targets_of
+from ..checkpoints.plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
+from ..checkpoints.slots import Slots
 from ._parts import Parts, copy_kept
 from ._sources import Source, open_source
 from ._states import check_steps, find_states

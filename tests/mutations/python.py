@@ -120,7 +120,7 @@ MUTATIONS = [
         "jagged",
     ),
     Mutation(
-        "compat/_keras_bins.py",
+        "compat/keras/bins.py",
         "dtype",
         "mapped_values(bins, lambda values: values.to(torch.int32))",
         "bins",

@@ -46,7 +46,7 @@ def test_all_tests_stand_on_some_files(tests: Any, path: str) -> None:
         ("torchsparse_rec/distributed/_rows.py", "distributed/test_equal.py", "nn/test_stale.py"),
         ("torchsparse_rec/tables/table.py", "nn/test_stale.py optim/test_training.py", "data/test_csv.py"),
         ("torchsparse_rec/keras/_tables.py", "keras/test_keras.py", "nn/test_stale.py"),
-        ("compat/_keras_bins.py", "compat/test_keras.py", "compat/test_row_update.py"),
+        ("compat/keras/bins.py", "compat/test_keras.py", "compat/test_row_update.py"),
         ("compat/_parity/reference/hash.py", "ops/test_hash.py", "nn/test_stale.py"),
         # What tests share, and what they read.
         ("tests/samples/table.py", "ops/test_operators.py", "nn/test_stale.py"),

@@ -27,8 +27,8 @@ WORDS = [
     ("Verify", "data._prebatched_file", "VERIFY", set()),
     ("CheckpointKind", "checkpoint.manifest", "KINDS", set()),
     ("PlanName", "distributed.plan", "_NAMES", set()),
-    ("Encoding", "compat._keras_encode", "ENCODINGS", set()),
-    ("OutputMode", "compat._keras_arguments", "MODES", set()),
+    ("Encoding", "compat.keras.encode", "ENCODINGS", set()),
+    ("OutputMode", "compat.keras.arguments", "MODES", set()),
 ]
 
 

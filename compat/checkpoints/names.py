@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 
 from ...nn import EmbeddingVariable
 from ...tables.table import split_part
-from ._checkpoint_sources import Found, Source, listed
+from .sources import Found, Source, listed
 
 __all__ = [
     "Move",
@@ -38,7 +38,7 @@ class Move(NamedTuple):
         parts: in how many parts the file has it.
 
     Example:
-        >>> from torchsparse_rec.compat.tensorflow._table_names import Move
+        >>> from torchsparse_rec.compat.checkpoints.names import Move
         >>> print(Move("items/Adam", "state of items.weight: exp_avg", (10, 4), torch.float32, 8))
         items/Adam -> state of items.weight: exp_avg  [10, 4] float32 in 8 parts
     """

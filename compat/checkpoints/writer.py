@@ -1,4 +1,4 @@
-"""TensorFlow's V2 checkpoints, written without TensorFlow: see :mod:`._checkpoint_format`."""
+"""TensorFlow's V2 checkpoints, written without TensorFlow: see :mod:`.format`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ... import ops
 from ...files import whole_file
-from ._checkpoint_format import CHUNK, DTYPES, FOOTER, MAGIC, Entry, mapped_file
-from ._checkpoint_wire import field, masked, slice_key, written_block, written_shape, written_slices
+from .format import CHUNK, DTYPES, FOOTER, MAGIC, Entry, mapped_file
+from .wire import field, masked, slice_key, written_block, written_shape, written_slices
 
 __all__ = ["CheckpointWriter", "host_chunks"]
 
@@ -40,7 +40,7 @@ class CheckpointWriter:
         prefix: the path without ``.index``. Files there are replaced; if the statement raises, they are not.
 
     Example:
-        See :class:`._checkpoint_format.CheckpointReader`.
+        See :class:`.format.CheckpointReader`.
     """
 
     def __init__(self, prefix: str) -> None:

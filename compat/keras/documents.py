@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..features.inputs import strings_of_list
-from ..features.raw import Strings
-from ..features.statistics import WordCounts
-from .tensorflow import RaggedTensor, SparseTensor
+from ... import ops
+from ...features.inputs import strings_of_list
+from ...features.raw import Strings
+from ...features.statistics import WordCounts
+from ..tensorflow import RaggedTensor, SparseTensor
 
 
 class Documents:

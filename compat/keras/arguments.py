@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features.words import lines_of
-from ._keras_encode import as_inputs, mapped_values
-from .tensorflow import RaggedTensor, SparseTensor
+from ...features.words import lines_of
+from ..tensorflow import RaggedTensor, SparseTensor
+from .encode import as_inputs, mapped_values
 
 MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 

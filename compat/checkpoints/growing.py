@@ -13,9 +13,9 @@ from ... import ops
 from ...nn import EmbeddingVariable
 from ...optim.row_optimizer import RowOptimizer
 from ...variable.arguments import given_keys, given_numbers
-from ._checkpoint_format import Piece, copy_bytes
-from ._checkpoint_sources import Found, Source
-from ._checkpoint_writer import CheckpointWriter
+from .format import Piece, copy_bytes
+from .sources import Found, Source
+from .writer import CheckpointWriter
 
 __all__ = ["GrowingRows", "check_rows", "growing_rows", "insert_rows", "write_rows"]
 

@@ -12,11 +12,11 @@ from ..._torch import as_stored
 from ...optim.row_optimizer import RowOptimizer
 from ...tables.table import accumulator_dtype, table_if_any
 from ...variable.optimizer_rows import new_zeros
-from ._checkpoint_format import Piece, copy_bytes
-from ._checkpoint_sources import Found
-from ._growing_tables import GrowingRows, check_rows, insert_rows
-from ._table_names import Move, Target
-from ._table_slots import Slots
+from .format import Piece, copy_bytes
+from .growing import GrowingRows, check_rows, insert_rows
+from .names import Move, Target
+from .slots import Slots
+from .sources import Found
 
 __all__ = ["Plan", "check_arguments", "check_contents", "check_plan", "group_of", "load_plan", "moves_of"]
 

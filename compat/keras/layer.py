@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ._keras_encode import as_dtype
+from .encode import as_dtype
 
 
 class Layer(torch.nn.Module):

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..features.inputs import strings_of_list
-from ..features.raw import Strings
-from ..features.vocabulary import Vocabulary
-from ..features.words import decoded, encoded
-from ._keras_arguments import check_arguments, checked_salt, integers, is_stream, listed, read_lines
-from ._keras_documents import Documents
-from ._keras_encode import encode, mapped_values
-from ._keras_layer import Layer
-from .tensorflow import SparseTensor
+from ... import ops
+from ...features.inputs import strings_of_list
+from ...features.raw import Strings
+from ...features.vocabulary import Vocabulary
+from ...features.words import decoded, encoded
+from ..tensorflow import SparseTensor
+from .arguments import check_arguments, checked_salt, integers, is_stream, listed, read_lines
+from .documents import Documents
+from .encode import encode, mapped_values
+from .layer import Layer
 
 _OLD_MODES = {"binary": "multi_hot", "tf-idf": "tf_idf"}
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .tensorflow import RaggedTensor, SparseTensor
-from .tensorflow._tensors import as_values
+from ..tensorflow import RaggedTensor, SparseTensor
+from ..tensorflow.tensors import as_values
 
 ENCODINGS = ("one_hot", "multi_hot", "count")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checkpoint_format import (
+from .format import (
     CHUNK,
     CheckpointReader,
     Piece,
@@ -27,7 +27,7 @@ from ._checkpoint_format import (
     reading,
     stored_begin,
 )
-from ._checkpoint_wire import fields
+from .wire import fields
 
 __all__ = ["MOST_STEPS", "Found", "Source", "Window", "h5py_module", "listed", "named_after", "open_source"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features.statistics import compressed, merged, summarized
-from ..typing import Encoding
-from ._keras_arguments import is_stream
-from ._keras_encode import ENCODINGS, as_inputs, encode, mapped_values
-from ._keras_layer import Encoder
-from .tensorflow._tensors import as_values
+from ...features.statistics import compressed, merged, summarized
+from ...typing import Encoding
+from ..tensorflow.tensors import as_values
+from .arguments import is_stream
+from .encode import ENCODINGS, as_inputs, encode, mapped_values
+from .layer import Encoder
 
 
 class Discretization(Encoder):

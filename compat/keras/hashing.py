@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..typing import Encoding
-from ._keras_arguments import checked_salt
-from ._keras_encode import ENCODINGS, as_inputs, encode, mapped_values
-from ._keras_layer import Encoder
-from .tensorflow import RaggedTensor, SparseTensor
-from .tensorflow._arguments import holds_integers
-from .tensorflow._tensors import as_values
+from ... import ops
+from ...typing import Encoding
+from ..tensorflow import RaggedTensor, SparseTensor
+from ..tensorflow.arguments import holds_integers
+from ..tensorflow.tensors import as_values
+from .arguments import checked_salt
+from .encode import ENCODINGS, as_inputs, encode, mapped_values
+from .layer import Encoder
 
 
 class Hashing(Encoder):

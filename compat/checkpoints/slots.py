@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
-from ._checkpoint_sources import Found, Source, listed
+from .sources import Found, Source, listed
 
 __all__ = ["Slots", "beta_powers", "check_rule", "factor_of", "find_slots", "keras_groups", "steps_by_name", "v1_slots"]
 

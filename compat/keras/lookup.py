@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features.words import decoded, encoded, integer_of
-from ..typing import OovMethod, OutputMode
-from ._keras_encode import as_inputs, mapped_values
-from ._keras_index_lookup import IndexLookup
+from ...features.words import decoded, encoded, integer_of
+from ...typing import OovMethod, OutputMode
+from .encode import as_inputs, mapped_values
+from .index_lookup import IndexLookup
 
 
 class StringLookup(IndexLookup):

@@ -14,11 +14,11 @@ from ... import optim
 from ...files import whole_file
 from ...optim.row_optimizer import RowOptimizer
 from ...tables.table import accumulator_dtype
-from ._checkpoint_sources import h5py_module
-from ._checkpoint_writer import CheckpointWriter, host_chunks
-from ._growing_tables import write_rows
-from ._table_names import Move, Target
-from ._table_slots import beta_powers, factor_of, keras_groups, v1_slots
+from .growing import write_rows
+from .names import Move, Target
+from .slots import beta_powers, factor_of, keras_groups, v1_slots
+from .sources import h5py_module
+from .writer import CheckpointWriter, host_chunks
 
 __all__ = ["Saved", "write_checkpoint", "write_h5"]
 

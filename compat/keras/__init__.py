@@ -5,13 +5,13 @@ Strings come as lists, numpy or pyarrow arrays, sparse and ragged inputs as the 
 results are its ``SparseTensor``.
 """
 
-from ._keras_bins import CategoryEncoding as CategoryEncoding
-from ._keras_bins import Discretization as Discretization
-from ._keras_hashing import HashedCrossing as HashedCrossing
-from ._keras_hashing import Hashing as Hashing
-from ._keras_lookup import IntegerLookup as IntegerLookup
-from ._keras_lookup import StringLookup as StringLookup
-from .tensorflow.optimizers import keras as optimizers
+from ..tensorflow.optimizers import keras as optimizers
+from .bins import CategoryEncoding as CategoryEncoding
+from .bins import Discretization as Discretization
+from .hashing import HashedCrossing as HashedCrossing
+from .hashing import Hashing as Hashing
+from .lookup import IntegerLookup as IntegerLookup
+from .lookup import StringLookup as StringLookup
 
 __all__ = [
     "CategoryEncoding",

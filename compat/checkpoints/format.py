@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._checkpoint_wire import (
+from .wire import (
     Slices,
     block_entries,
     fields,
@@ -112,7 +112,7 @@ class CheckpointReader:
 
     Example:
         >>> import os, tempfile
-        >>> from torchsparse_rec.compat.tensorflow._checkpoint_writer import CheckpointWriter
+        >>> from torchsparse_rec.compat.checkpoints.writer import CheckpointWriter
         >>> prefix = os.path.join(tempfile.mkdtemp(), "model")
         >>> with CheckpointWriter(prefix) as writer:
         ...     writer.add("items", torch.tensor([[1.0], [2.0]]))
