@@ -58,7 +58,7 @@ class Beside:
 
     Args:
         folder: the other checkout.
-        options: for all rows.
+        options: the options of all rows.
     """
 
     def __init__(self, folder: Path, options: Options) -> None:

@@ -29,9 +29,9 @@ class Average(Problem):
     The whole batch's problem, whose gradients are the mean over ranks: what one process does.
 
     Args:
-        shape: of the model; its batch is that of all ranks.
-        rank: that has a part of it.
-        ranks: among which the batch is split.
+        shape: the shape of the model; its batch is that of all ranks.
+        rank: the rank that has a part of the batch.
+        ranks: the number of ranks among which the batch is split.
         skew: whether some ids are popular, by Zipf's law; else they are uniform.
     """
 

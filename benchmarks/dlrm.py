@@ -34,9 +34,9 @@ class Problem:
     Batches, gradient and first weights, from which every side makes its own.
 
     Args:
-        device: where all tensors are.
+        device: the device of all tensors.
         buckets: rows of the hashed tables.
-        batch: examples.
+        batch: the number of examples of a batch.
         distinct: whether raw ids are below ``buckets``, so that no two of them are hashed to one row.
     """
 

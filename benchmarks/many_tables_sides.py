@@ -23,9 +23,10 @@ def our_side(rule: str, problem: Problem, split: Callable[[Any], None] = lambda 
     Make a step of our collection, which is updated within backward.
 
     Args:
-        rule: of the optimizer.
-        problem: what is trained.
-        split: is given the collection before its optimizer is made, and may split its tables over ranks.
+        rule: the optimizer's rule.
+        problem: the problem to train.
+        split: a function that is given the collection before its optimizer is made, and may split its tables over
+            ranks.
     """
     shape, keys = problem.shape, [f"f{n}" for n in range(len(problem.shape.hots))]
     names = [f"{key}_{part}" for part in range(len(shape.parts)) for key in keys]

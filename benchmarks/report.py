@@ -235,11 +235,11 @@ def run(
     Run rows one after another, and print each when it is done. A row that fails does not stop the others.
 
     Args:
-        rows: what to run.
-        options: for all rows.
+        rows: the rows to run.
+        options: the options of all rows.
         copy_gb: the copy bandwidth, in 10^9 bytes per second.
-        emit: called with each line.
-        keep: called after each row with all results so far, to store them.
+        emit: a function that is called with each line.
+        keep: a function that is called after each row with all results so far, to store them.
 
     Returns:
         The results.

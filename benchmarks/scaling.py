@@ -355,10 +355,10 @@ def rounds(
     Measure all points of the axes, round after round, until the time is over.
 
     Args:
-        axes: names.
-        quick: one round of small sizes.
-        minutes: no point is begun after them, and one that runs is ended.
-        keep: called after each point with all figures so far.
+        axes: the names of the axes.
+        quick: whether to run one round of small sizes only.
+        minutes: the time after which no point is begun, and one that runs is ended.
+        keep: a function that is called after each point with all figures so far.
         run: :func:`apart`, or its stand-in in a test.
     """
     points = {at(name, value, quick) for name in axes for value in (AXES[name].quick if quick else AXES[name].values)}

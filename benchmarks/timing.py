@@ -97,7 +97,7 @@ def compare(ours: Call, peer: Call, device: str, quick: bool, clock: Callable[..
         ours: the first side.
         peer: the second side.
         device: ``cpu`` or ``cuda``, where the calls' work happens.
-        quick: call each a few times only: shows that everything runs, not how fast.
+        quick: whether to call each a few times only, which shows that everything runs, not how fast.
         clock: :func:`clock_block`, or its stand-in in a test.
 
     Returns:

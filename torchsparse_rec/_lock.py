@@ -43,8 +43,8 @@ def take_lock(path: Path, busy: Callable[[str], str] | None = None) -> int:
     The file contains the process's id. A link, or anything but a regular file, under its name is refused.
 
     Args:
-        path: of the file, which the holder of the lock may remove.
-        busy: makes the error's text from the id of the process that holds the lock. None: wait for it.
+        path: the name of the file, which the holder of the lock may remove.
+        busy: a function that makes the error's text from the id of the process that holds the lock. None: wait for it.
 
     Returns:
         The file's descriptor.

@@ -33,7 +33,7 @@ class PrebatchedFile:
     Args:
         path: the file's name.
         columns: the names of the columns to read, in this order. Default None: all.
-        verify: when checksums of data are compared: ``"first"``, the first time a batch is read, ``"always"`` or
+        verify: the reads that compare checksums of data: ``"first"``, the first one of each batch, ``"always"`` or
             ``"never"``. Checksums of metadata are compared the first time a batch is read, whatever ``verify`` says.
 
     Raises:

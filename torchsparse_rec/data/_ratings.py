@@ -72,7 +72,7 @@ def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.nd
     Yield the fields of a rating file's lines, in blocks of some 8 MiB of text.
 
     Args:
-        stream, name, layout: as for :func:`read_ratings`.
+        stream, name, layout: the arguments of :func:`read_ratings`.
 
     Yields:
         int64 ``[4, N]``: users, items, Unix times in seconds, and thousandths of ratings.

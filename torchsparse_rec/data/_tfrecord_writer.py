@@ -147,7 +147,7 @@ def write_tfrecord(
     Write record batches as a TFRecord file: :class:`TFRecordWriter` as a function.
 
     Args:
-        path, compression, prebatched: as for :class:`TFRecordWriter`.
+        path, compression, prebatched: the arguments of :class:`TFRecordWriter`.
         batches: record batches of one schema.
 
     Returns:

@@ -224,13 +224,14 @@ def convert(
     Args:
         sources: a file, or several with the same columns that are read one after the other.
         target: the file to be written.
-        source_format, target_format: one of :data:`FORMATS`. Default None: by the suffix. TFRecord files whose records
-            are batches are ``"tfrecord-prebatched"``, which has no suffix.
+        source_format, target_format: the formats, each one of :data:`FORMATS`. Default None: by the suffix. TFRecord
+            files whose records are batches are ``"tfrecord-prebatched"``, which has no suffix.
         batch_size: rows of a batch, which matters to prebatched files. Default 16,384.
         columns: the names of the columns to convert, in this order. Default None: all.
         types: Arrow's types by column name, for the formats that do not store types: CSV and TFRecord.
-        compression: for a prebatched file None or ``"zstd"``; for Parquet any that it has, by default ``"zstd"``. Text
-            formats are compressed if the target ends in ``.gz``, ``.bz2`` or ``.zst``, TFRecord if it ends in ``.gz``.
+        compression: the compression of the target: None or ``"zstd"`` for a prebatched file; any that Parquet has, by
+            default ``"zstd"``, for a Parquet file. Text formats are compressed if the target ends in ``.gz``, ``.bz2``
+            or ``.zst``, TFRecord if it ends in ``.gz``.
         prebatched_records: whether a record of a TFRecord target is a batch. Default False: a row.
         progress: whether to show a progress bar. Default None: if tqdm is installed and stderr is a terminal.
 

@@ -328,9 +328,9 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
     Args:
         path: the file, which bears its name only once it is complete; compressed if its name ends in ``.gz``, ``.bz2``
             or ``.zst``.
-        batches: at least one batch, all with the columns of the first: numbers, booleans, strings, binaries that are
-            UTF-8, and lists of them without nulls among the items. A list of one empty string would be read back as an
-            empty list, and is an error.
+        batches: the batches, at least one, all with the columns of the first: numbers, booleans, strings, binaries that
+            are UTF-8, and lists of them without nulls among the items. A list of one empty string would be read back as
+            an empty list, and is an error.
         delimiter: one ASCII character. Default ``","``.
 
     Returns:

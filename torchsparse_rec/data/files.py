@@ -23,7 +23,7 @@ class DataError(ValueError):
         path: the file's name.
         offset: the place in the file: a byte, counted from 0, or for text formats a line, counted from 1. None: the
             file as a whole.
-        problem: what is wrong there, and what was expected.
+        problem: the fault that was found there, and what was expected.
         unit: ``"byte"``, or ``"line"`` for text formats.
 
     Example:

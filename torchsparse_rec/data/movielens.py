@@ -103,7 +103,7 @@ def write_movielens(
         path: the file, which bears its name only once it is complete.
         batches: record batches of at least one row together, with the columns ``user``, ``item``, ``rating`` and
             ``timestamp``, without nulls. Ratings must be whole numbers; in ``"ml-20m"`` they may have three decimals.
-        layout: as for :func:`read_movielens`. Default None: by the suffix.
+        layout: the argument of :func:`read_movielens`. Default None: by the suffix.
 
     Returns:
         The number of rows.

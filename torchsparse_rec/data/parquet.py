@@ -146,7 +146,7 @@ def write_parquet(
 
     Args:
         path: the file, which bears its name only once it is complete.
-        batches: at least one batch, all of one schema.
+        batches: the batches, at least one, all of one schema.
         compression: any compression that pyarrow has, or ``"none"``. Default ``"zstd"``.
         row_group_size: the most rows of a row group, which are held in memory. Default 1,048,576.
 

@@ -48,17 +48,17 @@ class PrebatchedDataset(IterableDataset):
         paths: a file, or several that are read as one. Their columns must agree; integers get the widest dtype.
         batch_size: rows of a batch; the last may have fewer. Default None: the batches as stored.
         columns: the names of the columns to read, in this order. Default None: all.
-        verify: when checksums of the data are compared: ``"first"`` (default), when this object reads a batch for the
-            first time; ``"always"``; or ``"never"``. Checksums of metadata are compared the first time in any case.
+        verify: the reads that compare checksums of the data: ``"first"`` (default), this object's first one of each
+            batch; ``"always"``; or ``"never"``. Checksums of metadata are compared the first time in any case.
         shuffle: whether stored batches come in a new order each epoch. Default False.
         shuffle_rows_window: the number of stored batches across which rows are shuffled, which are held in memory.
             Default 0: rows are not shuffled.
         seed: the seed of all shuffles, at least 0. Default 0.
         rank, world_size: this process's rank and the number of ranks. Default None: those of ``torch.distributed`` if
             it is initialised, else 0 and 1.
-        drop_last: leave out the last batch if it has fewer than ``batch_size`` rows, and the batches that do not divide
-            evenly between the ranks. Default False.
-        pin_memory: copy the tensors to page-locked memory. Default False. Needs CUDA.
+        drop_last: whether to leave out the last batch if it has fewer than ``batch_size`` rows, and the batches that do
+            not divide evenly between the ranks. Default False.
+        pin_memory: whether to copy the tensors to page-locked memory. Default False. Needs CUDA.
         fill: the number that replaces nulls, as for :func:`to_tensors`. Default None.
         integers: the dtype into which all integers are copied, as for :func:`to_tensors`. Default None: as stored.
         threads: the number of threads that decode compressed batches. Default None: as many as torch has, but one in a
@@ -368,7 +368,7 @@ def read_prebatched(
     Read prebatched files as record batches, in order.
 
     Args:
-        paths, batch_size, columns: as for :class:`PrebatchedDataset`.
+        paths, batch_size, columns: the arguments of :class:`PrebatchedDataset`.
 
     Yields:
         ``pyarrow.RecordBatch``.

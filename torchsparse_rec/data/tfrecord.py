@@ -61,7 +61,8 @@ class TFRecordReader:
         compression: ``"gzip"``, ``"zlib"``, None, or ``"auto"`` (default): as each file's first bytes tell.
         verify: whether to compare the checksums. Default True. Lengths must fit the file, and messages must be
             Examples, in any case.
-        num_shards, index: read every ``num_shards``-th record (or file), beginning with number ``index``.
+        num_shards, index: the number of shards and this one's: every ``num_shards``-th record (or file) is read,
+            beginning with number ``index``.
         shard_by: ``"record"`` (default) or ``"file"``.
 
     Raises:
@@ -189,7 +190,7 @@ def read_tfrecord(
     Read TFRecord files of examples: :class:`TFRecordReader` as a function.
 
     Args:
-        paths, features, batch_size, prebatched, compression: as for :class:`TFRecordReader`.
+        paths, features, batch_size, prebatched, compression: the arguments of :class:`TFRecordReader`.
         columns: the names of the features to read, in this order. Default None: all.
 
     Yields:
@@ -232,7 +233,7 @@ def infer_features(
     Args:
         path: the name of the file.
         records: the number of records to look at, at least 1. Default 100; with ``prebatched`` always one.
-        prebatched, compression: as for :class:`TFRecordReader`.
+        prebatched, compression: the arguments of :class:`TFRecordReader`.
 
     Returns:
         A dict of the features, in the order of their names.

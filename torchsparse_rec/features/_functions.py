@@ -51,7 +51,7 @@ class Standardize(_Function):
 
     Args:
         mean: a number, or one for each element of the feature. Default None: ``adapt()`` finds it.
-        variance: as ``mean``, but not negative.
+        variance: the variance, in the form of ``mean``, but not negative.
 
     Raises:
         ValueError: for one argument without the other, different numbers of means and variances, or a wrong value.
@@ -119,7 +119,7 @@ class Log(_Function):
     A normalizer: ``log(x + shift)`` in float32.
 
     Args:
-        shift: is added before the logarithm. Default 1.
+        shift: the number that is added before the logarithm. Default 1.
 
     Example:
         >>> Log()(torch.tensor([0.0]))
@@ -161,7 +161,7 @@ class Compose(_Function):
     A normalizer that applies several normalizers, one after the other.
 
     Args:
-        normalizers: any functions of a tensor, in order.
+        normalizers: the functions of a tensor, in order.
 
     Example:
         >>> Compose((Clip(0), Log()))(torch.tensor([-5.0, 0.0]))

@@ -39,7 +39,7 @@ class Features(NamedTuple):
         sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``. A step without an id has the
             column's number of buckets as id, which is the last row, of zeros, in these tables. Here are also the ids of
             columns that are no sequences, but share a table with one.
-        sequence_dense: by column, the numbers of ``sequence_numeric_column`` and of indicators of sequences.
+        sequence_dense: the numbers of ``sequence_numeric_column`` and of indicators of sequences, by column.
 
     Example:
         >>> Features(dense=torch.ones(2, 3)).sparse is None
@@ -58,11 +58,12 @@ class FeatureTransform(torch.nn.Module):
     Turns a batch of raw columns into the ids of tables and a matrix of dense numbers, with TensorFlow's results.
 
     Args:
-        columns: of a model's tables and dense layers: embedding, shared embedding, numeric, bucketized (dense:
-            one-hot) and indicator columns. A categorical column alone gives ids and no table. Names are distinct.
+        columns: the columns of a model's tables and dense layers: embedding, shared embedding, numeric, bucketized
+            (dense: one-hot) and indicator columns. A categorical column alone gives ids and no table. Names are
+            distinct.
         linear_columns: categorical columns, bucketized ones among them, for the wide part of a model: their tables
             have one number per id, see :meth:`linear_bag_configs`.
-        linear_combiner: how the numbers of an example are pooled: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
+        linear_combiner: the pooling of an example's numbers: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
         drop_missing: whether ``-1`` and ``""`` of columns with a fixed number of values per example mean a missing
             value, and identity columns leave out negative ids, as in TensorFlow (default). False: integers are taken
             as they are. This saves a check of every id on the CPU; on CUDA nothing then waits for the device, except

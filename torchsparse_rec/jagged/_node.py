@@ -45,7 +45,7 @@ class Node:
         Copy the tensors to a device, as :meth:`torch.Tensor.to`.
 
         Args:
-            device: where to.
+            device: the device to which the tensors go.
             non_blocking: whether not to wait for copies from pinned memory. Default False.
         """
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))

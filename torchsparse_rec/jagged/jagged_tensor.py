@@ -78,10 +78,10 @@ class JaggedTensor(Rows):
         Make a ``JaggedTensor`` without rows.
 
         Args:
-            is_weighted: whether it has weights, of which there are none. Default False.
-            device: where its tensors are. Default: torch's default device.
-            values_dtype: default: torch's default dtype.
-            weights_dtype: default: torch's default dtype.
+            is_weighted: whether the object has weights, which are empty too. Default False.
+            device: the device of its tensors. Default: torch's default device.
+            values_dtype: the dtype of the values. Default: torch's default dtype.
+            weights_dtype: the dtype of the weights. Default: torch's default dtype.
             lengths_dtype: int32 (default) or int64.
 
         Its offsets are one 0, as those of any object without rows; TorchRec's have no element.

@@ -42,11 +42,11 @@ class KeyedJaggedTensor(KeyedRows):
             CUDA it would wait for the device. The operators check it. Of no values, tensors without elements mean no
             rows, whatever their dtype.
         stride: the batch size B. Default: from the number of rows.
-        stride_per_key_per_rank: for features with batches of different sizes: for each feature the sizes that its own
-            adds up from, one for each process of a distributed program. Lists, or a tensor on the CPU.
-        stride_per_key: for each feature its batch size: ``[2, 3]`` for two features with batches of 2 and 3 examples.
-        length_per_key: for each feature the number of its ids, if known: nothing then waits for the device. Compared on
-            the CPU; on CUDA it is believed.
+        stride_per_key_per_rank: the batch sizes of each feature on each process of a distributed program, for features
+            with batches of different sizes: a feature's batch size is their sum. Lists, or a tensor on the CPU.
+        stride_per_key: the batch size of each feature: ``[2, 3]`` for two features with batches of 2 and 3 examples.
+        length_per_key: the number of ids of each feature, if known: nothing then waits for the device. Compared on the
+            CPU; on CUDA it is believed.
         offset_per_key: the sums of ``length_per_key``, compared on the CPU; not used otherwise.
         lengths_offset_per_key, index_per_key, jt_dict: TorchRec's caches, for its argument order; not used.
         inverse_indices: keys and a tensor that say which row each example of the full batch has, for features whose
@@ -159,7 +159,7 @@ class KeyedJaggedTensor(KeyedRows):
         Make a ``KeyedJaggedTensor`` of one ``JaggedTensor`` for each feature.
 
         Args:
-            jt_dict: at least one feature by name; all weighted, or none. Dtypes that differ are promoted as by
+            jt_dict: the features by name, at least one; all weighted, or none. Dtypes that differ are promoted as by
                 :func:`torch.cat`.
 
         Raises:
@@ -188,8 +188,8 @@ class KeyedJaggedTensor(KeyedRows):
         Join the features of several ``KeyedJaggedTensor`` in one.
 
         Args:
-            kjt_list: at least one object; no key twice; all weighted, or none. Dtypes that differ are promoted as by
-                :func:`torch.cat`.
+            kjt_list: the objects, at least one; no key twice; all weighted, or none. Dtypes that differ are promoted as
+                by :func:`torch.cat`.
 
         Raises:
             ValueError: no object; a key twice; weights of some only.
@@ -232,10 +232,10 @@ class KeyedJaggedTensor(KeyedRows):
         Make a ``KeyedJaggedTensor`` without features.
 
         Args:
-            is_weighted: whether it has weights, of which there are none. Default False.
-            device: where its tensors are. Default: torch's default device.
-            values_dtype: default: torch's default dtype.
-            weights_dtype: default: torch's default dtype.
+            is_weighted: whether the object has weights, which are empty too. Default False.
+            device: the device of its tensors. Default: torch's default device.
+            values_dtype: the dtype of the values. Default: torch's default dtype.
+            weights_dtype: the dtype of the weights. Default: torch's default dtype.
             lengths_dtype: int32 (default) or int64.
         """
         rows = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
@@ -373,7 +373,7 @@ class KeyedJaggedTensor(KeyedRows):
         Copy the tensors to a device, as :meth:`torch.Tensor.to`. The numbers that :meth:`sync` found stay known.
 
         Args:
-            device: where to.
+            device: the device to which the tensors go.
             non_blocking: whether not to wait for copies from pinned memory. Default False.
             dtype: the new dtype of the weights, if there are any. Default: theirs.
         """

@@ -187,8 +187,8 @@ class KeyedTensor(Node):
         Concatenate tensors by groups of keys, as :meth:`regroup`, and name each group.
 
         Args:
-            keyed_tensors: as in :meth:`regroup`.
-            groups: as in :meth:`regroup`.
+            keyed_tensors: the argument of :meth:`regroup`.
+            groups: the argument of :meth:`regroup`.
             keys: the name of each group.
 
         Raises:

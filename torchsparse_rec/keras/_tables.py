@@ -60,7 +60,7 @@ def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) 
     Args:
         layer: the layer, which keeps the module out of Keras's and torch's sight: its parameters are the variables'.
         variables: the tables.
-        make: makes the module, on the device ``meta``.
+        make: a function that makes the module, on the device ``meta``.
     """
     weights = [variable._value for variable in variables]
     known: tuple[Rows, list[Any]] | None = layer.__dict__.get("_rows")

@@ -25,14 +25,14 @@ class Embedding(keras.layers.Embedding):
     Args:
         input_dim: the rows of the table.
         output_dim: the elements of a row.
-        embeddings_initializer: what the table begins with. Default ``"uniform"``.
+        embeddings_initializer: the initial values of the table. Default ``"uniform"``.
         embeddings_regularizer: a penalty on the table. Keras computes it from all rows in each step, so the gradient is
             dense. Default: none.
         embeddings_constraint: a function that Keras applies to all rows after each step, so the gradient is dense.
             Default: none.
         mask_zero: whether id 0 is padding that later layers mask. Default False.
         weights: the table to begin with, ``[input_dim, output_dim]``.
-        lora_rank, lora_alpha, quantization_config: as Keras's; such a table is looked up by Keras's own code.
+        lora_rank, lora_alpha, quantization_config: Keras's arguments; such a table is looked up by Keras's own code.
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:

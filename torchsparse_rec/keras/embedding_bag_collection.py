@@ -29,7 +29,7 @@ class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
         tables: a :class:`torchsparse_rec.nn.EmbeddingBagConfig` for each table, or a dict of its arguments:
             ``num_embeddings``, ``embedding_dim``, ``name``, ``feature_names``, ``padding_idx`` (an id that counts in no
             bag; default None) and ``pooling`` (``"sum"``, the default, ``"mean"`` or ``"sqrtn"``).
-        embeddings_initializer: what the tables begin with. Default ``"uniform"``.
+        embeddings_initializer: the initial values of the tables. Default ``"uniform"``.
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:

@@ -77,8 +77,8 @@ class FusedLookups:
 
     Args:
         plan: the lookups.
-        module: whose tables they are. It may be gone when a backward comes.
-        numbers: of these tables among the module's.
+        module: the module that owns the tables. It may be gone when a backward comes.
+        numbers: the numbers of these tables among the module's.
         leaf: the tensor on which the lookups depend in place of the tables.
     """
 

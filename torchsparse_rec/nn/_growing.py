@@ -50,8 +50,8 @@ def rows_of_keys(
         growing: the tables that grow, by number.
         ids: the keys, and the ids of the other tables.
         lengths: the number of ids of each feature.
-        occurrences: how often each id is looked up, as which training counts it, where ids come without offsets and
-            no feature is looked up twice. Default: once.
+        occurrences: the number of times that each id is looked up, which training counts, where ids come without
+            offsets and no feature is looked up twice. Default: once.
 
     Returns:
         The plan, the tables and the ids, with rows for keys. ``ids.indices`` is a new tensor.
@@ -128,7 +128,7 @@ def _rows_together(ids: Tensor, variables: list[EmbeddingVariable], keys: list[l
         ids: the keys, feature by feature.
         variables: the tables.
         keys: the numbers of each table's features. The tables are in the order of their first ones.
-        ends: where each feature ends.
+        ends: the end of each feature's ids.
     """
     if not variables:
         return ids.to(torch.int64, copy=True)

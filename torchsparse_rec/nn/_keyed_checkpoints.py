@@ -39,8 +39,8 @@ class KeyedCheckpoints(KeyedTable):
 
         Args:
             path: a folder for this variable alone.
-            keep: how many of the last restorable versions stay. Default: all.
-            on_phase: is called with the name of each phase.
+            keep: the number of restorable versions that stay, the last ones. Default: all.
+            on_phase: a function that is called with the name of each phase.
 
         Returns:
             The version's number.
@@ -86,8 +86,8 @@ class KeyedCheckpoints(KeyedTable):
 
         Args:
             path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
-            keep: as of :meth:`save`.
-            on_phase: as of :meth:`save`.
+            keep: the argument of :meth:`save`.
+            on_phase: the argument of :meth:`save`.
 
         Returns:
             The version's number.
@@ -129,8 +129,8 @@ class KeyedCheckpoints(KeyedTable):
         Args:
             path: a folder of :meth:`save`; or several, of the shards of one table.
             version: the checkpoint's number. Default: the newest.
-            shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
-            num_shards: default 1: all keys are restored.
+            shard: the number of this shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
+            num_shards: the number of shards. Default 1: all keys are restored.
 
         Raises:
             FileNotFoundError: there is no checkpoint.

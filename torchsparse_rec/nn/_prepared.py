@@ -30,8 +30,8 @@ class Prepared:
     errors. Nothing here is a promise about the next step but what it would find anyway.
 
     Args:
-        tables: of the lookup.
-        optimizer: that holds all of them.
+        tables: the tables of the lookup.
+        optimizer: the optimizer that holds all of them.
         group: the step that has just ended.
     """
 

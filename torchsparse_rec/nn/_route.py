@@ -83,11 +83,11 @@ def gradient_kinds(
     Return the layout of the gradient that a lookup gives each of a module's tables: dense, sparse or fused.
 
     Args:
-        module: whose tables they are.
+        module: the module that owns the tables.
         weights: the tables.
         autos: their states of ``"auto"``.
         counts: a function that says how many ids the lookup has in each table.
-        together: see :func:`choose`.
+        together: the argument of :func:`choose`.
     """
     mode: str = module._grad_mode or ("sparse" if module._sparse else "dense")
     if torch.compiler.is_exporting():  # a program in eval() needs no other gradients
@@ -137,7 +137,7 @@ def route(module: FusedOwner, tables: Sequence[int], weights: list[Parameter], k
     Return the route of a lookup, see above.
 
     Args:
-        module: whose tables they are.
+        module: the module that owns the tables.
         tables: the tables' numbers in the module.
         weights: the tables, as they are stored or computed.
         kind: the layout of their gradients.

@@ -93,8 +93,8 @@ class Collection(HasGradMode):
     Args:
         configs: a config for each table.
         modes: the reduction of each table's lookups.
-        device: where the tables are made.
-        grad_mode: see the subclasses.
+        device: the device on which the tables are made.
+        grad_mode: the layout of the tables' gradients, see the subclasses.
     """
 
     _children: str
@@ -247,9 +247,9 @@ class Collection(HasGradMode):
 
         Args:
             plan: the lookups; no two have the same ids if tables grow.
-            tables: which.
-            ids: of the lookups.
-            occurrences: of ids without offsets in tables that grow, see :func:`rows_of_keys`.
+            tables: the tables' numbers in the collection.
+            ids: the ids of the lookups.
+            occurrences: the occurrences of ids without offsets in tables that grow, see :func:`rows_of_keys`.
         """
         growing = {k: self._growing[table] for k, table in enumerate(tables) if table in self._growing}
         if growing:

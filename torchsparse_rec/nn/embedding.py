@@ -38,13 +38,15 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         num_embeddings: rows of the table.
         embedding_dim: elements of a row, at least 1.
         padding_idx: a row that starts as zeros and gets no gradient, counted from the end if negative. Default: none.
-        max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
+        max_norm: the largest norm of a row: longer ones that are looked up are first scaled down to it, in place.
+            Default: no limit.
         norm_type: the p of that norm. Default 2.
-        scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
+        scale_grad_by_freq: whether to divide each row's gradient by its number of occurrences in the lookup. Default
+            False.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
         _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one. Without gradient it may hold
             integers, whose lookups wait for a CUDA device once, to check the ids.
-        _freeze: make a table without gradient. Default False.
+        _freeze: whether to make a table without gradient. Default False.
         device: the device of a random table.
         dtype: the dtype of a random table: float16, bfloat16, float32 or float64.
         grad_mode: the layout of the table's gradient. All modes give the same parameters after a step, to rounding.
@@ -198,13 +200,13 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
         Args:
             embeddings: ``[num_embeddings, embedding_dim]``; shared, not copied.
-            freeze: leave the table without gradient. Default True.
-            padding_idx: as for the class, as are all that follow.
-            max_norm: as for the class.
-            norm_type: as for the class.
-            scale_grad_by_freq: as for the class.
-            sparse: as for the class.
-            grad_mode: as for the class.
+            freeze: whether to leave the table without gradient. Default True.
+            padding_idx: the argument of the class, as are all that follow.
+            max_norm: the argument of the class.
+            norm_type: the argument of the class.
+            scale_grad_by_freq: the argument of the class.
+            sparse: the argument of the class.
+            grad_mode: the argument of the class.
 
         Returns:
             The module.

@@ -29,7 +29,7 @@ class EmbeddingBagCollection(Collection):
         tables: an :class:`EmbeddingBagConfig` for each table, or TorchRec's. Dims, poolings and dtypes may differ;
             several tables may share a feature, and several features a table.
         is_weighted: whether the features come with weights, one for each id. Default False: weights are ignored.
-        device: where the tables are made. Default: torch's default device.
+        device: the device on which the tables are made. Default: torch's default device.
         grad_mode: the layout of the tables' gradients.
 
             * ``None`` (default) and ``"dense"``: strided;
@@ -106,7 +106,7 @@ class EmbeddingBagCollection(Collection):
         Look up and pool features, which may have different batch sizes; return plain tensors.
 
         Args:
-            features: as for the module.
+            features: the argument of the module.
 
         Returns:
             A dict from names to tensors ``[B, dim]``, with the feature's own batch size B.
@@ -157,9 +157,9 @@ class EmbeddingCollection(Collection):
 
     Args:
         tables: an :class:`EmbeddingConfig` for each table, or TorchRec's; as for :class:`EmbeddingBagCollection`.
-        device: where the tables are made. Default: torch's default device.
+        device: the device on which the tables are made. Default: torch's default device.
         need_indices: whether the results carry the ids as their weights. Default False.
-        grad_mode: as for :class:`EmbeddingBagCollection`.
+        grad_mode: the argument of :class:`EmbeddingBagCollection`.
 
     Shape:
         ``features`` as for :class:`EmbeddingBagCollection`. The result is a dict from names to

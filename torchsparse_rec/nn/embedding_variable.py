@@ -45,20 +45,20 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     Args:
         embedding_dim: elements of a row, at least 1.
-        name: of the table, for errors and files. Default: ``"embedding_variable"``.
+        name: the name of the table, for errors and files. Default: ``"embedding_variable"``.
         key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
-        initializer: initial values: one of :mod:`torchsparse_rec.initializers`; a number; ``P`` rows, of which a key
-            gets row ``key mod P``; or a function that fills a tensor in place. Default: as ``ev_option.init_option``
-            says, or a truncated normal distribution of standard deviation 1, as in DeepRec.
+        initializer: initial values: one of :mod:`torchsparse_rec.initializers`; a number; ``P`` rows, where a key gets
+            row ``key mod P``; or a function that fills a tensor in place. Default: as ``ev_option.init_option`` says,
+            or a truncated normal distribution of standard deviation 1, as in DeepRec.
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
         target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``. In a job of
             ``torch.distributed`` it is the number of a rank, on whatever device, which :func:`distributed.shard` gives
             the table; -1: that splits it by a hash of the key.
         capacity: the initial number of rows. Default 1024.
-        seed: of random initializers. Default: derived from the name, so that tables of different names differ.
-        device: of the table. Default: torch's default device, or the GPU if the first tier is HBM.
+        seed: the seed of random initializers. Default: derived from the name, so that tables of different names differ.
+        device: the device of the table. Default: torch's default device, or the GPU if the first tier is HBM.
         dtype: float16, bfloat16, float32 (default) or float64.
-        grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
+        grad_mode: the argument of :class:`Embedding`; None (default) is ``"sparse"``.
 
     Shape:
         ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
@@ -148,7 +148,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         Any number of threads may call it while another one trains; each row is wholly from before or after an update.
 
         Args:
-            input: as for the module.
+            input: the argument of the module.
 
         Returns:
             As from the module, without a gradient.
@@ -195,7 +195,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         Begin to read, in the background, the rows of the next batch that are not in the first tier.
 
         Args:
-            input: as for the module. Without tiers this does nothing.
+            input: the argument of the module. Without tiers this does nothing.
         """
         check_ids("EmbeddingVariable.prefetch", input)
         if self.cold is not None:

@@ -118,7 +118,7 @@ def sparse_to_dense_grads(x: Any) -> Any:
     Rows that occur more than once are merged.
 
     Args:
-        x: what to convert, in a list, tuple, mapping or other iterable (``model.parameters()``), nested or not:
+        x: the objects to convert, in a list, tuple, mapping or other iterable (``model.parameters()``), nested or not:
 
             * parameters: ``.grad`` is replaced in place, and the parameters are returned;
             * gradients: tensors of any layout;

@@ -142,8 +142,8 @@ class SparseTables:
     The tables of a call of :func:`lookup_sparse`, and its lookups of them.
 
     Args:
-        params: as of the function.
-        combiners: as of the function.
+        params: the argument of the function.
+        combiners: the argument of the function.
     """
 
     def __init__(self, params: Sequence[Any], combiners: Sequence[str]) -> None:
@@ -177,10 +177,10 @@ class SparseTables:
 
         Args:
             plan: the lookups; its table k is table ``tables[k]`` of all.
-            tables: which.
-            ids: of the lookups.
+            tables: the tables' numbers among all.
+            ids: the ids of the lookups.
             lengths: the number of ids of each feature.
-            occurrences: see :func:`rows_of_keys`.
+            occurrences: the argument of :func:`rows_of_keys`.
         """
         owners = [self.owners[k] for k in tables]
         weights = [weight_of(owner) for owner in owners]

@@ -262,8 +262,8 @@ class Held:
     Args:
         plan: the lookups.
         weights: the tables, which each call passes again.
-        states: of the optimizer.
-        last_steps: of the tables' rows.
+        states: the states of the optimizer.
+        last_steps: the last steps of the tables' rows.
         group: the step that the plan is for, if it is for one.
     """
 
@@ -330,8 +330,8 @@ def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tens
     Join the results of several parts in the order of the lookups.
 
     Args:
-        parts: for each part the numbers of its lookups, its result, and the extents of its lookups in the result's
-            last dimension.
+        parts: the numbers of each part's lookups, its result, and the extents of its lookups in the result's last
+            dimension.
     """
     if len(parts) == 1:
         return parts[0][1]

@@ -68,8 +68,8 @@ class QuantizedTable(torch.nn.Module):
     as its dtype is its format; ``state_dict()`` has it, and ``load_state_dict()`` takes another of the same format.
 
     Args:
-        table: as of :func:`ops.quantize_rows`.
-        rows: its format.
+        table: the argument of :func:`ops.quantize_rows`.
+        rows: the format of the rows.
     """
 
     table: Tensor

@@ -37,7 +37,7 @@ def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
 
     Args:
         name: the operator's, which treats every column of ``[V, ...]`` alike.
-        results: which of its results have those columns; default: its one result.
+        results: whether each of its results has those columns. Default: its one result has them.
     """
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:

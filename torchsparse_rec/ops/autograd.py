@@ -47,8 +47,8 @@ def differentiable(
 
     Args:
         name: the operator's, in csrc/library.cpp; its arguments must hold no lists of tensors.
-        backward: as for ``torch.library.register_autograd``.
-        setup_context: likewise; ``inputs`` holds every argument of the schema.
+        backward: the argument of ``torch.library.register_autograd``.
+        setup_context: the argument of the same function; ``inputs`` holds every argument of the schema.
     """
     register(name, backward, setup_context)
     operator = getattr(_ops, name).default

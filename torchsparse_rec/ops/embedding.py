@@ -47,11 +47,11 @@ def embedding(
 
     Args:
         weight: ``[V, D]``, float16, bfloat16, float32 or float64.
-        indices: any shape, int32 or int64, in ``[0, V)``.
+        indices: ids of any shape, int32 or int64, in ``[0, V)``.
         padding_idx: a row that receives no gradient.
-        scale_grad_by_freq: divide each row's gradient by the number of its occurrences in ``indices``.
-        sparse: give ``weight`` a sparse COO gradient whose rows are unique and sorted (coalesced), instead of a dense
-            one. The sums are the same, bit for bit.
+        scale_grad_by_freq: whether to divide each row's gradient by the number of its occurrences in ``indices``.
+        sparse: whether to give ``weight`` a sparse COO gradient whose rows are unique and sorted (coalesced), instead
+            of a dense one. The sums are the same, bit for bit.
 
     Returns:
         ``[*indices.shape, D]``. Differentiable in ``weight``, twice.
@@ -100,8 +100,8 @@ def embedding_bag(
         mode: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``.
         padding_idx: a row whose entries are left out of the bags and receive no gradient; or ``V``, which is no row:
             then the index ``V`` marks entries to leave out.
-        scale_grad_by_freq: divide each row's gradient by the number of its occurrences in ``indices``.
-        sparse: as in :func:`embedding`.
+        scale_grad_by_freq: whether to divide each row's gradient by the number of its occurrences in ``indices``.
+        sparse: the argument of :func:`embedding`.
 
     Returns:
         ``[B, D]``. Differentiable in ``weight`` and ``per_sample_weights``: once with weights or in mode max, else

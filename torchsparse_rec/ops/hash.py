@@ -352,10 +352,10 @@ def column_ids(
     Make ids of columns of integers, one after the other, and find missing values, in one pass.
 
     Args:
-        columns: at least one tensor of any integer dtype and shape; all on one device.
-        num_buckets: for each column 0, if its values are ids already (those of uint64 that int64 cannot hold become
-            2 ** 63 - 1), or the number of buckets of :func:`to_hash_bucket_fast`.
-        missing: for each column which values are missing: 0 none, 1 those that are -1, 2 negative ones.
+        columns: the tensors, at least one, of any integer dtype and shape; all on one device.
+        num_buckets: the number of buckets of each column, as of :func:`to_hash_bucket_fast`; 0 if its values are ids
+            already (values of uint64 that int64 cannot hold become 2 ** 63 - 1).
+        missing: the values of each column that are missing: 0 none, 1 those equal to -1, 2 negative ones.
 
     Returns:
         ``(ids, keep, num_missing)``: int64 ``[N]``; bool ``[N]``, false where a value is missing, but ``[0]`` where

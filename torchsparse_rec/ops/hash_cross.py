@@ -39,12 +39,12 @@ def cross_hashed(
     :func:`fingerprint64`. Not differentiable.
 
     Args:
-        columns: at least one, at most 120, with the same number of rows B, each one of
+        columns: the columns, at least one, at most 120, with the same number of rows B, each one of
 
             * ``[B]`` or ``[B, k]`` integers or strings, as for :func:`fingerprint64`: k values in every row;
             * a pair ``(values, offsets)``: integers ``[M]`` or as many strings, and int64 ``[B + 1]``: row ``b`` has
               ``values[offsets[b]:offsets[b + 1]]``.
-        num_buckets: hashes are reduced modulo this number, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
+        num_buckets: the number by whose modulo hashes are reduced, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
         hash_key: the number that the hash starts with, any integer of 64 bits, signed or unsigned. None: the hash
             starts with the first column's value itself.
 

@@ -160,7 +160,7 @@ def padded_to_jagged(padded: Tensor, padding_value: float = 0) -> tuple[Tensor, 
 
     Args:
         padded: ``[S, L]``, any dtype but complex.
-        padding_value: every element equal to it is dropped, wherever it stands; NaN drops NaNs.
+        padding_value: the value whose equals are all dropped, wherever they stand; NaN drops NaNs.
 
     Returns:
         ``(values [N], offsets [S + 1])``: the other elements in row-major order. Differentiable in ``padded``.

@@ -138,8 +138,8 @@ def quantized_embedding(weight: Tensor, indices: Tensor, *, rows: RowsFormat = "
 
     Args:
         weight: the table of V rows.
-        indices: any shape, int32 or int64, in ``[0, V)``.
-        rows: its format, as of :func:`quantize_rows`.
+        indices: ids of any shape, int32 or int64, in ``[0, V)``.
+        rows: the format of the rows, as of :func:`quantize_rows`.
 
     Returns:
         ``[*indices.shape, D]``, float32. Not differentiable.

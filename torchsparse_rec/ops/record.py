@@ -75,7 +75,7 @@ def to_byte_planes(x: Tensor) -> Tensor:
     the same few exponents. Not differentiable.
 
     Args:
-        x: of any dtype and shape, on the CPU.
+        x: a tensor of any dtype and shape, on the CPU.
 
     Returns:
         ``[x.element_size(), x.numel()]``, uint8: plane k holds byte k, little endian, of every element.
@@ -214,7 +214,7 @@ def tfrecord_frames(bytes: Tensor, *, verify: bool = True) -> tuple[Tensor, Fram
 
     Args:
         bytes: ``[M]``, uint8, on the CPU.
-        verify: compare the checksums of the records' lengths and of their data.
+        verify: whether to compare the checksums of the records' lengths and of their data.
 
     Returns:
         ``(ranges, status)``: int64 ``[n, 2]``, where each whole record's data begin and end; and a

@@ -54,11 +54,12 @@ def route(
 
     Args:
         ids: row numbers, ``[N]``, int32 or int64, fewer than 2^31: those of table 0, of table 1, and so on.
-        starts: where the ids of each of ``T`` tables begin, and their end: ``T + 1`` numbers from 0 to ``N``.
+        starts: the start of the ids of each of ``T`` tables, and the end of all: ``T + 1`` numbers from 0 to ``N``.
         sizes: rows of each table, ``T`` numbers below 2^31.
         blocks: blocks of each table, ``T`` powers of two in ``[1, 4096]``.
-        ranks: over how many ranks the tables are split.
-        distinct: name a row of a table once, in the order of first appearance; False: once for each of its ids.
+        ranks: the number of ranks over which the tables are split.
+        distinct: whether to name a row of a table once, in the order of first appearance; False: once for each of its
+            ids.
 
     Returns:
         A tuple ``(rows, counts, places)``: the rows ``[U]`` int32 of rank 0 (of table 0, of table 1, ...), of rank 1,
@@ -93,9 +94,9 @@ def route_keys(keys: Tensor, starts: Sequence[int], ranks: int, distinct: bool =
 
     Args:
         keys: any numbers, ``[N]``, int32 or int64, fewer than 2^31: those of table 0, of table 1, and so on.
-        starts: where the keys of each of ``T`` tables begin, and their end: ``T + 1`` numbers from 0 to ``N``.
-        ranks: over how many ranks the tables are split.
-        distinct: name a key of a table once, in the order of first appearance; False: as often as it occurs.
+        starts: the start of the keys of each of ``T`` tables, and the end of all: ``T + 1`` numbers from 0 to ``N``.
+        ranks: the number of ranks over which the tables are split.
+        distinct: whether to name a key of a table once, in the order of first appearance; False: as often as it occurs.
 
     Returns:
         A tuple ``(keys, occurrences, counts, places)``: the keys ``[U]`` of rank 0 (of table 0, of table 1, ...), of

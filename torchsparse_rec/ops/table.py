@@ -87,8 +87,8 @@ def table_find_or_insert_(
     then those never used. The result and the state do not depend on the number of threads.
 
     Args:
-        index: as of :func:`table_find`, written.
-        entries: as of :func:`table_find`, written.
+        index: the argument of :func:`table_find`, written.
+        entries: the argument of :func:`table_find`, written.
         counters: ``[8]`` int64, written: how many rows have ever been used, how many of ``free_rows`` have been taken,
             how often a key found no room, how many keys have been inserted; the rest is the caller's.
         free_rows: ``[F]`` int32, rows below ``counters[0]`` that are free, ascending.
@@ -137,15 +137,15 @@ def tables_find_or_insert_(
     Look up and insert the keys of several tables in one call, in place: each table's keys are a part of ``ids``.
 
     Args:
-        index: one for each table, as of :func:`table_find_or_insert_`; no two may be the same.
-        entries: one for each table, likewise.
-        counters: one for each table, likewise.
-        free_rows: one for each table, likewise.
+        index: the index of each table, as of :func:`table_find_or_insert_`; no two may be the same.
+        entries: the entries of each table, likewise.
+        counters: the counters of each table, likewise.
+        free_rows: the free rows of each table, likewise.
         ids: the keys of all tables, ``[N]``, int32 or int64.
-        begins: where each table's keys begin: parts ascend and do not overlap.
-        ends: where each table's keys end.
-        versions: one for each table, as of :func:`table_find_or_insert_`.
-        count: as of :func:`table_find_or_insert_`.
+        begins: the start of each table's keys: parts ascend and do not overlap.
+        ends: the end of each table's keys.
+        versions: the version of each table, as of :func:`table_find_or_insert_`.
+        count: the argument of :func:`table_find_or_insert_`.
 
     Returns:
         A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts ``rows`` has the ids, and ``born`` -1.
@@ -177,8 +177,8 @@ def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | 
     Erase keys from a table's index, in place: their rows become free.
 
     Args:
-        index: as of :func:`table_find`, written.
-        entries: as of :func:`table_find`, written.
+        index: the argument of :func:`table_find`, written.
+        entries: the argument of :func:`table_find`, written.
         ids: the keys, ``[N]``, int32 or int64; missing and repeated ones are no error.
         mask: ``[N]`` bool: which keys to erase. Default: all.
 
@@ -211,8 +211,9 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int, *, seed: int =
     index. With a seed that nobody else knows, nobody can.
 
     Args:
-        entries: as of :func:`table_find`.
-        counters: as of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its third.
+        entries: the argument of :func:`table_find`.
+        counters: the argument of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its
+            third.
         buckets: the number of buckets, of 12 slots each; 9 keys a bucket is a good load.
         seed: the hash's seed, 64 bits, kept in the index. Default 0: the hash of all tables without a seed.
 

@@ -87,16 +87,16 @@ def table_lookup(
     Look up the rows of keys in a table, in one pass; a missing key has its initial value, and is not inserted.
 
     Args:
-        index: as of :func:`table_find`.
-        entries: as of :func:`table_find`.
+        index: the argument of :func:`table_find`.
+        entries: the argument of :func:`table_find`.
         weight: ``[R, D]``, float16, bfloat16, float32 or float64; with ``missing`` also uint8.
         ids: the keys, ``[N]``, int32 or int64.
         missing: ``[D]``, the row that missing keys read. Default: their initial values, as of
             :func:`table_initialize_`.
-        values: as of :func:`table_initialize_`.
-        kind: as of :func:`table_initialize_`.
-        parameters: as of :func:`table_initialize_`.
-        seed: as of :func:`table_initialize_`.
+        values: the argument of :func:`table_initialize_`.
+        kind: the argument of :func:`table_initialize_`.
+        parameters: the argument of :func:`table_initialize_`.
+        seed: the argument of :func:`table_initialize_`.
 
     Returns:
         ``[N, D]``, dtype of ``weight``. It has no gradient.

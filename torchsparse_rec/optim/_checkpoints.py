@@ -208,10 +208,11 @@ def check_options(where: str, group: Mapping[str, Any], optimizer: Optimizer, nu
     Raise ``ValueError`` unless a parameter group has the options of an optimizer's own.
 
     Args:
-        where: the group is, for the error.
+        where: the place of the group, for the error.
         group: the options by name.
-        optimizer: that is to have the group. Where its options are numbers, or several, so must the group's be.
-        number: of the optimizer's group.
+        optimizer: the optimizer that is to have the group. Where its options are numbers, or several, so must the
+            group's be.
+        number: the number of the optimizer's group.
     """
     for name, own in optimizer.param_groups[number].items():
         if name in optimizer.defaults and not (name in group and _is_alike(group[name], own)):

@@ -60,8 +60,8 @@ class Together:
 
     Args:
         given: the parameters.
-        optimizer: which steps them.
-        tables: of those that a parameter group lists, by their clocks.
+        optimizer: the optimizer that steps them.
+        tables: the tables among those that a parameter group lists, by their clocks.
     """
 
     def __init__(self, given: list[Tensor], optimizer: RowOptimizer, tables: list[tuple[Clock, list[Table]]]) -> None:

@@ -170,17 +170,19 @@ class Adam(_Adam, torch.optim.Adam):
     Rows without gradient still move. They are brought up to date when they are next read or stepped.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as torch's. A ``weight_decay``
-            that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
-        foreach, capturable, differentiable, fused: as torch's. The first three concern parameters that are no tables;
-            ``fused`` also tables as long as all their gradients are strided.
-        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were looked up
-            but whose gradient is zero, which SparseAdam steps. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
-        tensorflow_eps: add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is corrected. Default
-            False.
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: torch's arguments. A
+            ``weight_decay`` that is not decoupled steps every row of a table at every step, at that cost; a warning
+            says so.
+        foreach, capturable, differentiable, fused: torch's arguments. The first three concern parameters that are no
+            tables; ``fused`` also tables as long as all their gradients are strided.
+        lazy: whether to leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were
+            looked up but whose gradient is zero, which SparseAdam steps. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        tensorflow_eps: whether to add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is
+            corrected. Default False.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -239,14 +241,15 @@ class AdamW(_Adam, torch.optim.AdamW):
     Rows without gradient still move and decay. They are brought up to date when they are next read or stepped.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: as torch's.
-            The last four concern parameters that are no tables; ``fused`` also tables as long as all their gradients
-            are strided.
-        lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
-        tensorflow_eps: as for :class:`Adam`.
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: torch's
+            arguments. The last four concern parameters that are no tables; ``fused`` also tables as long as all their
+            gradients are strided.
+        lazy: whether to leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        tensorflow_eps: the argument of :class:`Adam`.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -308,13 +311,14 @@ class PartialRowWiseAdam(RowOptimizer):
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-3.
         betas: the shares of the two moments that a step keeps. Default (0.9, 0.999).
-        eps: added to the root. Default 1e-8.
+        eps: the number added to the root. Default 1e-8.
         weight_decay: a step takes ``lr * weight_decay`` of the weight away. Default 0.
-        maximize: climb instead of descending. Default False.
-        lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        maximize: whether to climb instead of descending. Default False.
+        lazy: whether to leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument, a beta of 1 or more.

@@ -48,7 +48,7 @@ def clip_grad_norm_(
         max_norm: the norm that is not exceeded afterwards.
         norm_type: the p of the norm. Default 2.
         error_if_nonfinite: whether a norm that is no number, or infinite, is an error. Default False.
-        foreach: as torch's. Default None.
+        foreach: torch's argument. Default None.
 
     Returns:
         The norm before scaling, over all gradients as one vector, without dimensions. The same on all ranks.
@@ -90,7 +90,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
     Args:
         parameters: a parameter, or an iterable of them.
         clip_value: the largest absolute value afterwards.
-        foreach: as torch's. Default None.
+        foreach: torch's argument. Default None.
 
     Raises:
         RuntimeError: backward() has already updated a table in ``grad_mode="fused"``.

@@ -108,7 +108,7 @@ class RowOptimizer(Groups):
         Step all parameters that have a gradient.
 
         Args:
-            closure: computes the gradients anew and returns the loss.
+            closure: a function that computes the gradients anew and returns the loss.
 
         Returns:
             The result of ``closure``, or None without one.

@@ -70,7 +70,7 @@ def find_row_work(batches: Batches, loader: Any, batch: Any) -> RowWork | None:
     Args:
         batches: the batches of the loader; a few are taken, unless it has workers.
         loader: the loader itself.
-        batch: one of its batches, which tells the numbers of examples and columns.
+        batch: a batch of the loader, from which the numbers of examples and columns are read.
 
     Returns:
         The median batch's work by rows; None if there are no more batches, or the number of examples is unknown.

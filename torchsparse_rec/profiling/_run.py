@@ -71,7 +71,7 @@ def diagnose(
             with the model and the optimizer that it is called with.
         loader: an iterable of at least two batches. If it ends and can be iterated again, it is.
         model: the model to analyse.
-        optimizer: its optimizer, or a list of its optimizers, which ``step`` then gets.
+        optimizer: the model's optimizer, or a list of its optimizers, which ``step`` then gets.
         in_place: whether the steps train ``model`` itself. Default False: they train a copy, which takes as much memory
             as the parameters and the optimizer's state.
         step_without_dense: a step that leaves out the dense layers. Default: ``step`` with a stand-in for every layer

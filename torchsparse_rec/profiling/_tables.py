@@ -85,7 +85,7 @@ class Watch:
 
     Args:
         model: the model.
-        optimizers: its optimizers, for the number of states of each table.
+        optimizers: the model's optimizers, for the number of states of each table.
     """
 
     def __init__(self, model: Module, optimizers: list[Optimizer]) -> None:

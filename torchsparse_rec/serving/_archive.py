@@ -58,7 +58,7 @@ class Archive(zipfile.ZipFile):
     An archive, open for reading.
 
     Args:
-        path: of the file.
+        path: the name of the file.
 
     Raises:
         Exception: of many classes, here and in all methods, where it is damaged: see :func:`naming`.

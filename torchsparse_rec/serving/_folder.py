@@ -43,7 +43,7 @@ def save_for_serving(model: Module, folder: str | os.PathLike[str]) -> int:
     Args:
         model: any module that ``torch.save`` can write: all of this library's can, but for tables with rows on disk.
             It is saved whole, with its code's names, so that readers need the same packages.
-        folder: where; it is made if it is missing. Its disk needs room for two versions.
+        folder: the folder of the versions; it is made if it is missing. Its disk needs room for two versions.
 
     Returns:
         The version's number, from 1.
@@ -296,7 +296,7 @@ def load_for_serving(folder: str | os.PathLike[str], *, verify: bool = False, po
         folder: a folder that you trust as you trust code: the model is unpickled.
         verify: whether to read the rows of all tables too, of this version and of each newer one, and to compare their
             checksums. The rest is always compared.
-        poll: how often, in seconds, a thread looks for a newer version, from the first call on. None: there is no
+        poll: the seconds between two looks of a thread for a newer version, from the first call on. None: there is no
             thread, and a call loads what it finds, of any size.
 
     Returns:
@@ -322,7 +322,7 @@ def problems(folder: str | os.PathLike[str]) -> list[str]:
     Compare the checksums of all that is published in a folder; nothing is unpickled.
 
     Args:
-        folder: of :func:`save_for_serving`.
+        folder: the folder of :func:`save_for_serving`.
 
     Returns:
         A line for each problem, with the file's name.

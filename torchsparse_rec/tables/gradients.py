@@ -90,7 +90,8 @@ def gradient_of(optimizer: str, grad: Tensor, zero_rows_are_idle: bool) -> Gradi
     Args:
         optimizer: the optimizer's name, for error messages.
         grad: the ``.grad`` of the table's parameter.
-        zero_rows_are_idle: leave out the rows of a strided gradient that are zero. On CUDA their count is read back.
+        zero_rows_are_idle: whether to leave out the rows of a strided gradient that are zero. On CUDA their count is
+            read back.
     """
     if grad.layout is torch.sparse_coo:
         if not grad.is_coalesced():

@@ -37,7 +37,7 @@ class Places:
     Args:
         name: the table's, for errors.
         keys: the key of each row, ``[R]`` int64.
-        taken: which rows have one, ``[R]`` bool.
+        taken: whether each row has a key, ``[R]`` bool.
     """
 
     __slots__ = ("name", "keys", "taken")
@@ -125,8 +125,8 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
         cls: the class that torch has asked.
         func: the function, as are ``types``, ``args`` and ``kwargs``.
         types: the classes among the arguments.
-        args: of the function.
-        kwargs: of the function.
+        args: the arguments of the function.
+        kwargs: the arguments of the function by name.
         known: the places of the tables' parameters among the arguments, by ``id``.
 
     Raises:

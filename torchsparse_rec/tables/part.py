@@ -40,7 +40,7 @@ def part_state(fixed: bool = False) -> Iterator[None]:
     Let ``state_dict()`` have this rank's parts of tables as they are, without split ones that grow.
 
     Args:
-        fixed: whether it is to be without all tables that grow.
+        fixed: whether to leave out all tables that grow.
     """
     token = _has.set("fixed" if fixed else "parts")
     try:

@@ -205,7 +205,7 @@ def set_part(parameter: Tensor, part: Part) -> None:
 
     Args:
         parameter: the part, also where it has no rows. It may have been noted before.
-        part: what it is a part of.
+        part: the description of the part.
 
     Raises:
         TypeError: the table is split, and its parameter has a class of the user's: torch's functions could not raise.
