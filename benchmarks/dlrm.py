@@ -31,7 +31,7 @@ PEER, HASHED = "torch sparse EmbeddingBags, hashed ids", "ours, hashed ids"
 
 class Problem:
     """
-    Batches, gradient and first weights, from which every side makes its own.
+    Batches, gradient and first weights; every side makes its own from them.
 
     Args:
         device: the device of all tensors.
@@ -131,7 +131,7 @@ class TorchTables:
     """A loop over torch.nn.EmbeddingBag with sparse gradients."""
 
     def __init__(self, problem: Problem) -> None:
-        # This is the default, but torch warns of its own optimizer's gradients unless it is called.
+        # This is the default, but unless it is called, torch warns of its own optimizer's gradients.
         torch.sparse.check_sparse_tensor_invariants.disable()
         self.problem = problem
         self.bags = [

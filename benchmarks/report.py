@@ -106,8 +106,8 @@ def run_row(row: Row, options: Options) -> Result:
     """
     Check a row's result, then time the row beside each peer.
 
-    Each peer has a window of its own with our side: a ratio compares what ran side by side, and only two tables are in
-    memory at a time.
+    Each peer has its own window with our side. So a ratio compares calls that ran side by side, and only two tables are
+    in memory at a time.
 
     Raises:
         AssertionError: if the check fails; nothing is timed then.
@@ -232,7 +232,7 @@ def run(
     keep: Callable[[list[Result]], None] = lambda results: None,
 ) -> list[Result]:
     """
-    Run rows one after another, and print each when it is done. A row that fails does not stop the others.
+    Run rows in order, and print each when it is done. A row that fails does not stop the others.
 
     Args:
         rows: the rows to run.

@@ -1,10 +1,11 @@
 """
-A training step of 10 TB of tables over 1,024 GPUs, on paper: what the planner's model says of it. Nothing is run.
+A training step of 10 TB of tables over 1,024 GPUs, on paper: the planner's model of it. Nothing is run.
 
 ``python -m benchmarks.scale`` plans tables with the library's planner for growing numbers of ranks, with as many bytes
-and examples for each rank, and says what three things would buy: a two-level exchange, which is modelled and not built;
-bfloat16 on the wire; ids that travel ahead of their step. ``--measure`` runs the ranks of :mod:`benchmarks.distributed`
-on this machine, and says how wrong the model is about them, with constants that the same processes measure.
+and examples for each rank. It prints what three things would buy: a two-level exchange, which is modelled and not
+built; bfloat16 on the wire; ids that travel ahead of their step. ``--measure`` runs the ranks of
+:mod:`benchmarks.distributed` on this machine, and prints the model's error for them, with constants that the same
+processes measure.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from .rows import Options
 
 # GPUs in a node, as in a DGX H100.
 NODE = 8
-# Bytes per second that leave a GPU inside its node: NVIDIA's data sheet of the H100 SXM says 900 GB/s for both
-# directions together, of which eight tenths are taken. (NVIDIA/nccl, issue 2169, shows 358 for an all-to-all of four.)
+# Bytes per second that leave a GPU inside its node: NVIDIA's data sheet of the H100 SXM has 900 GB/s for both
+# directions together. Eight tenths of it are taken. (NVIDIA/nccl, issue 2169, shows 358 for an all-to-all of four.)
 NVLINK = 0.8 * 450e9
 # To other nodes: 400 Gb/s of InfiniBand for each GPU, as NVIDIA's data sheet of the DGX H100 says; eight tenths.
 NETWORK = MACHINES["nccl"].bytes_per_second
 # What a message takes for each rank that it goes to, beside MACHINES["nccl"].message_seconds: an assumption.
 PEER = 1e-6
-# Of 80 GB, 16 are left for all else.
+# 16 of 80 GB are left for all else.
 MEMORY = 64 * 10**9
-# Of a header: three words and a count for each table, of eight bytes.
+# A header has three words and a count for each table, of eight bytes.
 _HEADER_WORDS, _WORD = 3, 8
 
 
@@ -65,7 +66,7 @@ class Model:
 
 
 def machine_of(ranks: int, peer: float = PEER) -> Machine:
-    """Return the planner's constants of so many GPUs: inside one node NVLink, else what the network lets through."""
+    """Return the planner's constants of so many GPUs: NVLink's inside one node, else the network's."""
     nccl = MACHINES["nccl"]
     rate = NVLINK if ranks <= NODE else min(NVLINK, NETWORK * (ranks - 1) / (ranks - NODE))
     return replace(nccl, message_seconds=nccl.message_seconds + (ranks - 1) * peer, bytes_per_second=rate)
@@ -85,7 +86,7 @@ class Message:
         return Message(self.inside + other.inside, self.across + other.across)
 
     def seconds(self, ranks: int, two_level: bool, peer: float) -> float:
-        """Return what the message takes: on one level both kinds of links at once, on two one after the other."""
+        """Return the time of the message: on one level both kinds of links work at once, on two levels in turn."""
         start, node = MACHINES["nccl"].message_seconds, min(ranks, NODE)
         if ranks <= NODE or not two_level:
             return start + (ranks - 1) * peer + max(self.inside / NVLINK, self.across / NETWORK)
@@ -94,7 +95,7 @@ class Message:
 
 
 def in_node(use: Use, ranks: int) -> float:
-    """Return how many different ids the batches of a node have, for each of its ranks: at most those of a rank."""
+    """Return the number of different ids in the batches of a node, for each of its ranks: at most a rank's number."""
     node = min(ranks, NODE)
     assert use.rows is not None
     return min(expected_distinct(node * use.ids, use.rows) / node, use.distinct)
@@ -102,10 +103,10 @@ def in_node(use: Use, ranks: int) -> float:
 
 def messages(planned: Planned, two_level: bool) -> list[Message]:
     """
-    Return what a rank sends in a step: header, ids, results and gradients.
+    Return the messages that a rank sends in a step: header, ids, results and gradients.
 
-    On two levels a rank sends what is for a rank of another node to the rank of its own node that has the same place
-    there; that one makes the node's ids distinct, and adds up the node's gradients. Bags are not made distinct.
+    On two levels, a message for a rank of another node first goes to the rank of the own node that has the same place
+    there. That rank makes the node's ids distinct, and adds up the node's gradients. Bags are not made distinct.
     """
     ranks = len(planned.seconds)
     node = min(ranks, NODE)
@@ -174,7 +175,7 @@ def step(
         raise ValueError(f"scale: ranks must be at most {NODE} or a multiple of it, got {ranks}")
     planned, machine = plan(model, ranks, 2 if bfloat16 else None, peer), machine_of(ranks, peer)
     one, sent = messages(planned, False), messages(planned, two_level)
-    # What the planner says, but for what it says of messages: what is left is work, and what a slow owner sends more.
+    # The planner's seconds less its seconds for messages: the rest is work, and what a slow owner sends more.
     of_messages = sum(each.sent for each in planned.tables.values()) / machine.bytes_per_second
     work = max(planned.seconds) - of_messages - len(one) * machine.message_seconds
     by_rows = [each.use for each in planned.tables.values() if isinstance(each.plan, RowWise)]
@@ -199,7 +200,8 @@ def step(
 
 def _work_of_node(use: Use, ranks: int, machine: Machine) -> float:
     """
-    Return what two levels add to a rank's work for a table by rows, less what its owner has not to do any more.
+    Return the seconds that two levels add to a rank's work for a table by rows, less the work that they spare its
+    owner.
 
     A node's ids are made distinct, its rows are read once for each of its ranks, and their gradients added up.
     """
@@ -234,7 +236,7 @@ SHAPES = [
 
 
 def measured(options: Options) -> list[dict[str, Any]]:
-    """Run ranks on this machine; return what the model and a clock say of a step, in milliseconds."""
+    """Run ranks on this machine; return a step's milliseconds by the model and by a clock."""
     found = []
     for what, shape, ranks, way in SHAPES:
         got = modelled(shape, ranks, way, options)

@@ -32,7 +32,7 @@ class Stage:
     most: float | None = None
     # Why the stage is not run.
     skip: str | None = None
-    # A regular expression of what the command prints where it cannot work on this machine.
+    # A regular expression of the command's output where it cannot work on this machine.
     skip_if_printed: str | None = None
     # Returns a remark on the stage after it has run.
     note: Callable[[], str] = str

@@ -32,7 +32,7 @@ def extras() -> dict[str, str]:
     """
     Return which packages of each extra are installed; of an extra that lacks one, also how to install it.
 
-    The extras and their packages are those of the installed distribution's metadata: without any, there are none.
+    The extras and their packages come from the installed distribution's metadata: without any, there are none.
 
     Example:
         >>> print(extras()["arrow"])

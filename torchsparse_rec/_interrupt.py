@@ -17,7 +17,7 @@ __all__ = ["INTERRUPTED", "run_command"]
 
 #: The exit code of a shell for what SIGINT has ended.
 INTERRUPTED = 128 + signal.SIGINT
-# Seconds for what is to be done before the end: files that are not complete are removed, worker processes ended.
+# Seconds for the work before the end: incomplete files are removed, worker processes ended.
 _GRACE = 1.5
 
 
@@ -25,9 +25,9 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     """
     Run a command, and end the process with its exit code; after Ctrl-C, with a line and 130.
 
-    Ctrl-C raises ``KeyboardInterrupt`` in the command, which may still remove files and end processes. What has not
-    ended after a second and a half does not hold it up: a batch that a thread is taking, or a long kernel, which no
-    exception reaches. Only code in C++ that keeps Python's lock does, until it returns.
+    Ctrl-C raises ``KeyboardInterrupt`` in the command, which may still remove files and end processes. After a second
+    and a half the process ends whatever still runs: a batch that a thread is taking, or a long kernel, which no
+    exception reaches. Only code in C++ that keeps Python's lock delays it, until it returns.
 
     Where SIGINT is ignored, as by the background jobs of a shell, it stays so.
 
@@ -47,7 +47,8 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
         with interrupt:
             code = main()
     except BaseException:
-        # After Ctrl-C the command was asked to end, and what it raised says how: a worker is gone, a queue is closed.
+        # After Ctrl-C the command was asked to end, and its error is a consequence: a worker is gone, a queue is
+        # closed.
         if not interrupt.came:
             raise
     if interrupt.came:
@@ -112,7 +113,7 @@ class _Interrupt:
         self._leave()
 
     def end(self) -> NoReturn:
-        """End the process, once what is registered for its exit is done."""
+        """End the process, after the functions that are registered for its exit."""
         sys.last_value = KeyboardInterrupt()  # as where Python prints it: DeviceLoader's threads are not waited for
         with suppress(OSError, ValueError):
             sys.stdout.flush()

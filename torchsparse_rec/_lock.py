@@ -18,9 +18,9 @@ _held: set[int] = set()
 
 def _after_fork() -> None:
     """
-    Let go, in a forked process, of the files that its parent has locked: else the locks would outlive the parent.
+    Release, in a forked process, the files that its parent has locked: else the locks would outlive the parent.
 
-    Their descriptors stay taken, by nothing: whoever has one here may still close it, and meets no other file.
+    Their descriptors stay in use, for ``/dev/null``: code that has one here may still close it, and hits no other file.
     """
     if _held:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
