@@ -17,7 +17,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 class DataError(ValueError):
     """
-    An error in a file: at some place it does not hold what it should.
+    An error in a file: at some place its content is wrong.
 
     Args:
         path: the file's name.
@@ -99,7 +99,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _mode_to_keep(target: Path) -> int | None:
-    """Return the permissions of the file that is to be replaced, or None if there is none."""
+    """Return the permissions of the file that will be replaced, or None if there is none."""
     try:
         status = target.stat()
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _mode_to_keep(target: Path) -> int | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder's new name to the disk, where the system lets folders be opened."""
+    """Sync a folder's new name to the disk, where folders can be opened."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -294,7 +294,7 @@ def categorical_column_with_vocabulary_list(
     Args:
         key: the feature.
         vocabulary_list: distinct strings or integers. None: ``adapt()`` finds them, the most frequent first.
-        dtype: ``"string"`` or an integer dtype. Default: that of the list; without one ``"string"``.
+        dtype: ``"string"`` or an integer dtype. Default: the list's; without a list ``"string"``.
         default_value: the id of values that are not in the list. Default -1: none.
         num_oov_buckets: the number of ids for values that are not in the list, instead of a default. Default 0.
         max_tokens: the largest number of words that ``adapt()`` finds. Default: all.

@@ -163,8 +163,8 @@ def crossed_column(
         hash_bucket_size: the number of buckets.
         hash_key: the hash's initial value. Default, and 0: TensorFlow's.
 
-    The hash takes the keys in TensorFlow's order: first categorical columns, and features given as rows of any length;
-    then features given as tensors, arrays or lists of one value (or ``k``) per example.
+    The hash takes the keys in TensorFlow's order. Categorical columns, and features given as rows of any length, come
+    first. Features given as tensors, arrays or lists of one value (or ``k``) per example follow.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too, and for weighted columns and sequences.
@@ -184,7 +184,7 @@ def weighted_categorical_column(
     categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
 ) -> WeightedCategoricalColumn:
     """
-    Make a column of ids with weights, by which a lookup multiplies their rows before it pools them.
+    Make a column of ids with weights: a lookup multiplies rows by them before it pools the rows.
 
     Args:
         categorical_column: the column of the ids.

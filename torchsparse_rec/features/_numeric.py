@@ -1,4 +1,4 @@
-"""Columns of numbers: as they are, in buckets, or in sequences."""
+"""Columns of numbers: plain, in buckets, or in sequences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NumbersColumn(DenseColumn):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NumericColumn(NumbersColumn):
-    """Numbers as they are, or normalized: see :func:`numeric_column`."""
+    """Plain or normalized numbers: see :func:`numeric_column`."""
 
     key: str
     shape: tuple[int, ...] = (1,)
@@ -155,7 +155,7 @@ def numeric_column(
     normalizer_fn: Normalizer | None = None,
 ) -> NumericColumn:
     """
-    Make a column of numbers, as they are or normalized.
+    Make a column of numbers, plain or normalized.
 
     Args:
         key: the feature.
@@ -195,7 +195,7 @@ def bucketized_column(
     Make a column of the buckets of numbers: one-hot, or as ids for an embedding, an indicator or a cross.
 
     Bucket ``b`` is ``boundaries[b - 1] <= x < boundaries[b]``, compared in float32; NaN falls into the last bucket. The
-    ids of a feature's second element follow those of the first, and so on.
+    ids of a feature's second element follow the ids of its first, and so on.
 
     Args:
         source_column: a :func:`numeric_column` of one dimension.

@@ -20,7 +20,7 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
     """
     A table whose rows are pooled, bag by bag, in one pass: :class:`torchsparse_rec.nn.EmbeddingBag` for Keras.
 
-    The gradient's layout follows the optimizer as that of :class:`Embedding` does.
+    The gradient's layout follows the optimizer, as for :class:`Embedding`.
 
     Args:
         input_dim: the rows of the table.
@@ -33,7 +33,7 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:
-        ``inputs``: ``[B, L]``, B bags of L ids; what is not int32 or int64 is cast to int32. ``weights``: as
+        ``inputs``: ``[B, L]``, B bags of L ids; other types than int32 and int64 are cast to int32. ``weights``: as
         ``inputs``, or None. The result: ``[B, output_dim]``, in the layer's compute dtype.
 
     Raises:
