@@ -64,9 +64,9 @@ def read_csv(
         ImportError: without pyarrow.
         ValueError: a delimiter of several characters.
         DataError: a malformed line, with its number; a line of more than 64 MiB; a header of more than 262,144 names.
-            Also a quote that is not closed on its line, an unknown column, a file with other columns than the first,
-            and a number beyond the range of its float type. In a column without a given type: an integer beyond int64,
-            one that float64 would round, or a late ``007`` or ``0x1F``.
+            Also a quote that is not closed on its line, an unknown column, and a file with other columns than the
+            first. Also a number beyond the range of its float type. In a column without a given type: an integer beyond
+            int64, one that float64 would round, or a late ``007`` or ``0x1F``.
         OSError: a file that cannot be opened.
 
     Example:

@@ -56,10 +56,10 @@ class BaseEmbeddingConfig:
             ``num_embeddings`` is then its first number of rows. Default: a table of fixed size. (Not in TorchRec.)
         initializer: the initial values of rows with ``ev_option``, as for :class:`EmbeddingVariable`. Default: by
             ``weight_init_max`` and ``weight_init_min`` or ``init_fn``.
-        max_norm: the largest norm with which a row counts: a longer row is clipped as it is read, before it is pooled,
-            and the derivative goes through the clipping; the table stays as it is, unlike that of
-            ``torch.nn.Embedding``. It takes memory for a row for each id, pooling waits for a CUDA device, and
-            ``torch.compile`` breaks the graph there. Default: none. (Not in TorchRec.)
+        max_norm: the largest norm with which a row counts. A longer row is clipped in reading, before it is pooled, and
+            the derivative goes through the clipping. The table stays unchanged, unlike in ``torch.nn.Embedding``. It
+            takes memory for a row for each id, pooling waits for a CUDA device, and ``torch.compile`` breaks the graph
+            there. Default: none. (Not in TorchRec.)
 
     Source: ``torchrec.modules.embedding_configs``.
     """

@@ -51,7 +51,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         dtype: the dtype of a random table: float16, bfloat16, float32 or float64.
         grad_mode: the layout of the table's gradient. All modes give the same parameters after a step, to rounding.
 
-            * ``None`` (default): as ``sparse`` says;
+            * ``None`` (default): by ``sparse``;
             * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
             * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed (on CUDA: and an
               optimizer of :mod:`torchsparse_rec.optim` holds the table);
@@ -59,9 +59,10 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
               :mod:`torchsparse_rec.optim` that holds the table, made with ``in_backward=True``. It takes the least
               time and memory, but gradients cannot be accumulated over backwards, clipped or scaled, which raises
               (only torch's own clipping may skip the table silently);
-            * ``"auto"``: the mode that a cost model finds cheapest among those that the optimizer takes exactly: dense
-              and sparse for ours, and fused if it was made with ``in_backward=True``; dense and sparse for one of
-              torch's announced with :meth:`use_optimizer`; else dense. :meth:`explain` says which and why.
+            * ``"auto"``: the mode that a cost model finds cheapest among the ones that the optimizer takes exactly.
+              These are dense and sparse for ours, and fused if it was made with ``in_backward=True``; dense and sparse
+              for one of torch's announced with :meth:`use_optimizer`; else dense. :meth:`explain` returns the choice
+              and its reason.
 
             A sparse lookup cannot be traced by ``torch.compile``: it breaks the graph, and is an error with
             ``fullgraph=True``.
@@ -74,8 +75,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
         ValueError: wrong dtypes, padding_idx or grad_mode.
         RuntimeError: in ``"fused"``: no optimizer with ``in_backward=True`` holds the table; it has a ``.grad`` or a
-            hook, or is in a DistributedDataParallel; a second backward() before the optimizer's ``step()``; a
-            hyperparameter that changed between backward() and ``step()``.
+            hook, or is in a DistributedDataParallel. Also for a second backward() before the optimizer's ``step()``,
+            and for a hyperparameter that changed between backward() and ``step()``.
 
     Source: ``torch.nn.Embedding``, ``tf.keras.layers.Embedding``.
 
@@ -152,7 +153,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         def __call__(self, input: Tensor) -> Tensor: ...
 
     def _look_up_again(self, way: Way, input: Tensor) -> Tensor:
-        # Of a small lookup a view that changes nothing is a tenth, in the forward and again in the backward.
+        # A view that changes nothing takes a tenth of a small lookup, in the forward and again in the backward.
         flat = input if input.dim() == 1 else input.reshape(-1)
         rows = way.look_up(flat, None, None, (flat.shape[0],), True, self.training)
         return rows if flat is input else rows.view(*input.shape, rows.shape[1])

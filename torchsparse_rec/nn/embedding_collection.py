@@ -34,7 +34,7 @@ class EmbeddingBagCollection(Collection):
 
             * ``None`` (default) and ``"dense"``: strided;
             * ``"sparse"``: COO with unique, sorted rows;
-            * ``"fused"``: no gradient: ``backward()`` updates the rows that occur, with an optimizer of
+            * ``"fused"``: no gradient. ``backward()`` updates the rows that occur, with an optimizer of
               :mod:`torchsparse_rec.optim` made with ``in_backward=True``, see :class:`Embedding`;
             * ``"auto"``: for each table the cheapest mode that its optimizer takes exactly, see :meth:`explain`.
 
@@ -49,7 +49,7 @@ class EmbeddingBagCollection(Collection):
         ValueError: tables without names or with equal ones; features that are missing; batch sizes that differ without
             ``inverse_indices`` (see :meth:`lookup`).
 
-    Each table is a parameter of its own, ``embedding_bags.<name>.weight``, the key that TorchRec's class has.
+    Each table is a separate parameter, ``embedding_bags.<name>.weight``, TorchRec's key.
 
     Source: ``torchrec.modules.embedding_modules.EmbeddingBagCollection``.
 
@@ -165,10 +165,10 @@ class EmbeddingCollection(Collection):
         ``features`` as for :class:`EmbeddingBagCollection`. The result is a dict from names to
         :class:`JaggedTensor`, whose values are ``[N, dim]``: the rows of the feature's N ids, with its lengths.
 
-    On CUDA, a KeyedJaggedTensor of several features that does not know yet how many ids each feature has waits once for
-    the device, to read the numbers back (see :meth:`KeyedJaggedTensor.sync`).
+    On CUDA, a KeyedJaggedTensor of several features waits once for the device to read back how many ids each feature
+    has, unless it knows the numbers (see :meth:`KeyedJaggedTensor.sync`).
 
-    Each table is a parameter of its own, ``embeddings.<name>.weight``.
+    Each table is a separate parameter, ``embeddings.<name>.weight``.
 
     Source: ``torchrec.modules.embedding_modules.EmbeddingCollection``.
 

@@ -24,7 +24,7 @@ def get_embedding_variable(
     **options: Any,
 ) -> EmbeddingVariable:
     """
-    Return the variable of a name: made at the first call, and returned again as long as it is referenced.
+    Return the variable of a name: the first call makes it, later calls return it as long as it is referenced.
 
     Args:
         name: the name of the variable.

@@ -1,4 +1,4 @@
-"""Plans of lookups, as the operators take them: which tables, by which features, and how rows are pooled."""
+"""Plans of lookups for the operators: which tables, by which features, and how rows are pooled."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class Plan(NamedTuple):
         ids: Ids,
         argmax: Tensor | None,
     ) -> None:
-        """Step the wanted tables, which are those of the group."""
+        """Step the wanted tables, which are the group's."""
         if not group.writable:
             with writable(weights, wanted) as copies:
                 self.update(copies, replace(group, writable=True), wanted, grad, ids, argmax)
@@ -254,10 +254,9 @@ class Plan(NamedTuple):
 
 class Held:
     """
-    A plan, and what else of its calls does not change, held by the kernels: a call passes a number in its place.
-
-    It is for calls that :func:`is_plain` says are so: nobody who sees operators can see what a number stands for. The
-    kernels let go of the tensors when the object dies.
+    A plan, and what else of its calls does not change, held by the kernels: a call passes a number in its place. It is
+    for calls that :func:`is_plain` says are so: nobody who sees operators can see what a number stands for. The kernels
+    drop the tensors when the object is deleted.
 
     Args:
         plan: the lookups.

@@ -252,7 +252,7 @@ def _save(
     ctx: Any, saved: _Saved, inputs: tuple, output: tuple[Tensor, Tensor], weights: Sequence[Tensor], weighted: bool
 ) -> None:
     """
-    Save what the gradients of a lookup need; ``weighted``: also what that of per_sample_weights reads again.
+    Save the inputs of a lookup's gradients; ``weighted``: also of the gradient of per_sample_weights.
 
     ``inputs``: indices, offsets, per_sample_weights.
     """
@@ -290,7 +290,7 @@ def _lookup_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
 
 
 class _Lookup(torch.autograd.Function):
-    """The lookup with its gradients, for eager calls, to which the registered way costs more than a small lookup."""
+    """The lookup with its gradients, for eager calls: the registered way would cost them more than a small lookup."""
 
     @staticmethod
     def forward(ctx, lists, sparse, marks, indices, offsets, per_sample_weights, *weights):
@@ -326,7 +326,7 @@ def lookup(
     """
     Call the operator ``embedding_collection``, with its arguments, by the shortest way: modules call it so.
 
-    The ``marks`` of sparse gradients are told of them, or watch the tables.
+    The ``marks`` of sparse gradients are called with them, or watch the tables.
     """
     lists = (tables, keys, modes, bags, padding_idx, side_by_side)
     inputs = (indices, offsets, per_sample_weights)

@@ -48,8 +48,9 @@ def embedding_lookup(
         partition_strategy: the rule by which row ``id`` is in one of ``n`` shards. ``"mod"``: row ``id // n`` of shard
             ``id % n``. ``"div"``: shards hold consecutive ids, the first ``V % n`` of them one more than the others.
             Ignored for one shard.
-        max_norm: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)`` as it is read, and the derivative
-            goes through that. A negative one counts as 0, which gives zeros, and NaN for a row of zeros.
+        max_norm: the norm to which rows are clipped: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)``
+            in reading, and the derivative goes through that. A negative one counts as 0, which gives zeros, and NaN for
+            a row of zeros.
         sparse: whether to give each shard a sparse COO gradient, coalesced, instead of a dense one.
 
     Returns:
@@ -98,7 +99,7 @@ def embedding_lookup_sparse(
     """
     Look up a table's rows for the ids of each row of a sparse tensor, and combine them by sum, mean or sqrtn.
 
-    With ``x_i`` the row of ``ids[i]`` (clipped to ``max_norm``, if that is given) and ``w_i = weights[i]``, or 1, a
+    ``x_i`` is the row of ``ids[i]``, clipped to ``max_norm`` if that is given, and ``w_i`` is ``weights[i]``, or 1. A
     result is ``sum(w x)`` (sum), ``sum(w x) / sum(w)`` (mean) or ``sum(w x) / sqrt(sum(w^2))`` (sqrtn). A row without
     ids and a zero denominator give zeros.
 
@@ -110,14 +111,15 @@ def embedding_lookup_sparse(
         offsets: ``[num_rows + 1]``, int32 or int64, instead of ``row_ids``: row ``r`` has
             ``ids[offsets[r] : offsets[r + 1]]``.
         num_rows: the number of rows; must be given with ``row_ids``, and not with ``offsets``.
-        weights: ``[N]``, floating. Weights of another dtype than ``params`` are cast to it; where ``params`` are of a
-            half type, to float32, in which all is then computed, at the cost of a copied row for each id.
+        weights: ``[N]``, floating. Weights of another dtype than ``params`` are cast to it. Where ``params`` are of a
+            half type, they are cast to float32, and all is computed in float32, at the cost of a copied row for each
+            id.
         combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
         partition_strategy: the argument of :func:`embedding_lookup`.
         max_norm: the argument of :func:`embedding_lookup`.
         sparse: the argument of :func:`embedding_lookup`.
         nan_weights: whether weights may be NaN; results and gradients of their rows then are NaN too. Default: a NaN is
-            an error. With it weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
+            an error. With it weights are checked: a CUDA device is waited for, and ``torch.compile`` breaks the graph.
 
     Returns:
         ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.

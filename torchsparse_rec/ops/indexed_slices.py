@@ -85,7 +85,7 @@ def indexed_slices_to_dense(values: Tensor, indices: Tensor, num_rows: int) -> T
 
 def indexed_slices_norm(values: Tensor, indices: Tensor) -> Tensor:
     """
-    Compute the Euclidean norm of the rows after adding up those that share an index: the dense tensor's norm.
+    Compute the Euclidean norm of the rows after adding up rows that share an index: the dense tensor's norm.
 
     (The norm of ``values`` itself is another one as soon as an index repeats. Gradient clipping wants this one.)
 

@@ -318,7 +318,7 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: another kind of tensor, or one ragged in another dimension.
 
-    On CUDA nothing waits for the device, but for a nested tensor with holes, which is packed first.
+    On CUDA nothing waits for the device, except a nested tensor with holes, which is packed first.
 
     Example:
         >>> nested = torch.nested.nested_tensor([torch.tensor([3, 1]), torch.tensor([4])], layout=torch.jagged)

@@ -216,7 +216,7 @@ def bits_of(function: str, weight: Tensor, rows: str) -> int:
 
 
 def refuse_gradient(function: str, per_sample_weights: Tensor | None) -> None:
-    """Raise ``RuntimeError`` where a gradient of the weights would be asked for, which would be zero in silence."""
+    """Raise ``RuntimeError`` where a gradient of the weights would be asked for: it would silently be zero."""
     if per_sample_weights is not None and per_sample_weights.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             f"{function}: per_sample_weights must not require a gradient, as quantised tables are for inference: look "

@@ -82,9 +82,9 @@ def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
         ``"none"``; ``"states"``: the states change, the weight does not; or ``"weight"``: the weight changes too.
 
     Raises:
-        ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps: ``lamb``, and
-            weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``, ``adadelta`` and
-            ``adagrad``, if it is not decoupled).
+        ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps. The latter
+            are ``lamb``, and weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``,
+            ``adadelta`` and ``adagrad``, if it is not decoupled).
 
     Example:
         >>> idle_motion(OPTIMIZER_RULES["sgd"], [0.1, 0.9, 0.0, 0.0, 0.0])
@@ -139,7 +139,7 @@ def row_optimizer_update_(
     A dense optimizer also moves a row in steps that do not name it where the rule says so (momentum, Adam, weight
     decay). Here the row is stale after such steps, until a later step names it: that flushes the row first, by a closed
     form, whatever the number of steps between. :func:`row_optimizer_current` returns up-to-date values meanwhile. The
-    results are those of the dense optimizer. Not differentiable.
+    results are the dense optimizer's. Not differentiable.
 
     Args:
         weights: K tables ``[V, D]``, float16, bfloat16, float32 or float64, all alike; written. Their rows may be any

@@ -36,7 +36,7 @@ def table_initialize_(
     seed: int = 0,
 ) -> None:
     """
-    Write the initial values of rows, in place: functions of the seed, the key and the column alone.
+    Write the initial values of rows, in place: functions of only the seed, the key and the column.
 
     They are the same on every device.
 
@@ -138,7 +138,7 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
 
     On CUDA nothing waits for the device.
 
-    Source: ``tf.raw_ops.ResourceScatterUpdate``, which does not say which of several values counts.
+    Source: ``tf.raw_ops.ResourceScatterUpdate``, which leaves open which of several values counts.
 
     Example:
         >>> weight = torch.zeros(2, 2)

@@ -14,7 +14,7 @@ __all__ = ["Adadelta"]
 
 class Adadelta(RowOptimizer, torch.optim.Adadelta):
     """
-    :class:`torch.optim.Adadelta` for tables too: dense Adadelta's results, at the cost of what the batch touches.
+    :class:`torch.optim.Adadelta` for tables too: dense Adadelta's results, at the cost of the touched rows.
 
     Args:
         params, lr, rho, eps, weight_decay, foreach, capturable, maximize, differentiable: torch's arguments.

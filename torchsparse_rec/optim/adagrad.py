@@ -94,7 +94,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
 
 class RowWiseAdagrad(RowOptimizer):
     """
-    Adagrad with one sum per row, to which every step adds the mean of the row's squared gradient.
+    Adagrad with one sum per row: every step adds the mean of the row's squared gradient to it.
 
     ``s += mean(g * g)`` over the row, ``w -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(s) + eps)``. A row is a slice
     of a parameter along its first dimension; of a vector every element is one.

@@ -17,8 +17,8 @@ class Ftrl(RowOptimizer):
     """
     Follow the regularized leader, proximal: linear models with exact zeros.
 
-    With ``p = -lr_power``: ``b = a + g * g``, ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``,
-    ``w = (clamp(z, -l1, l1) - z) / ((b**p + beta) / lr + 2 * l2)``, ``a = b``.
+    With ``p = -lr_power``: ``b = a + g * g``, ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``. Then ``w =
+    (clamp(z, -l1, l1) - z) / ((b**p + beta) / lr + 2 * l2)`` and ``a = b``.
 
     Rows of a table without gradient keep their value, as in TensorFlow; in a strided gradient these are the rows of
     zeros. In other parameters every element is stepped.

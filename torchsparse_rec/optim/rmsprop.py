@@ -14,7 +14,7 @@ __all__ = ["RMSprop"]
 
 class RMSprop(RowOptimizer, torch.optim.RMSprop):
     """
-    :class:`torch.optim.RMSprop` for tables too: dense RMSprop's results, at the cost of what the batch touches.
+    :class:`torch.optim.RMSprop` for tables too: dense RMSprop's results, at the cost of the touched rows.
 
     Args:
         params, lr, alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable: torch's

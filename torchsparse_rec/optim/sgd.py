@@ -14,7 +14,7 @@ __all__ = ["SGD"]
 
 class SGD(RowOptimizer, torch.optim.SGD):
     """
-    :class:`torch.optim.SGD` for tables too: with momentum and decay, what a step costs is what the batch touches.
+    :class:`torch.optim.SGD` for tables too: also with momentum and decay, a step costs only the touched rows.
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: torch's

@@ -1,5 +1,5 @@
 """
-Make training loops that are slow for a known cause, and healthy ones, to show what a diagnosis of each looks like.
+Make training loops that are slow for a known cause, and healthy ones, to show a diagnosis of each.
 
 A cause is planted into a healthy loop, and costs ``strength`` times a step of the healthy loop, as measured here.
 """

@@ -51,7 +51,7 @@ class StepGroup:
     """Whether operators can write all tables where they are; see :func:`tables.table.writable`."""
 
     def renew(self) -> None:
-        """Become the group of the next step, of which nothing else has changed."""
+        """Become the group of the next step, where nothing else has changed."""
         clock = self.clock
         if clock.history is not None and clock.step - clock.base >= clock.history.shape[0] // 2:
             clock.make_room()
