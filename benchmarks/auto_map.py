@@ -42,7 +42,7 @@ LARGEST_TABLE = 1 << 30
 # What auto's choice may cost beyond the fastest mode's time: this share of it or this many milliseconds, but never
 # NEVER times it or more.
 SHARE, MILLISECONDS, NEVER = 1.1, 0.1, 1.5
-# Seconds for each mode of a point: until its step is as fast as those that follow, and in each of the blocks.
+# Seconds for each mode of a point: until its steps no longer become faster, and in each of the blocks.
 WARM_UP_SECONDS, WARM_UP_STEPS, BLOCK_MS = 0.3, 110, 60.0
 
 Point = dict[str, Any]
@@ -113,7 +113,7 @@ def choice(made: dict[GradMode, tuple[torchsparse_rec.nn.Embedding, Call]]) -> s
 
 
 def excess(point: Point) -> tuple[float, float]:
-    """Return the time of auto's mode over that of the fastest, and the difference in milliseconds."""
+    """Return the time of auto's mode over the fastest mode's, and the difference in milliseconds."""
     best = min(point["ms"][mode] for mode in FIXED)
     chosen = point["ms"][point["choice"]]
     return chosen / best, chosen - best
@@ -153,8 +153,8 @@ def draw(points: list[Point], path: Path) -> None:
     """
     Draw the map: optimizers below each other, batches side by side; in each, rows to the right and columns upwards.
 
-    The colour is the fastest mode's, the letter auto's choice. The number beneath says how much slower auto's choice
-    is, if it is, and is red if that is too much.
+    The colour is the fastest mode's, the letter auto's choice. The number beneath is how much slower auto's choice is,
+    if it is slower; it is red if that is too much.
     """
     import matplotlib
 

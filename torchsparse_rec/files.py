@@ -66,7 +66,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _mode_to_keep(target: Path) -> int | None:
-    """Return the permissions of the file that is to be replaced, or None if there is none."""
+    """Return the permissions of the file that will be replaced, or None if there is none."""
     try:
         status = target.stat()
     except FileNotFoundError:

@@ -11,13 +11,13 @@ __all__ = ["DataError"]
 
 class DataError(ValueError):
     """
-    An error in a file: at some place it does not hold what it should.
+    An error in a file: at some place its content is wrong.
 
     Args:
         path: the file's name.
         offset: the place in the file: a byte, counted from 0, or for text formats a line, counted from 1. None: the
             file as a whole.
-        problem: what is wrong there, and what was expected.
+        problem: the fault that was found there, and what was expected.
         unit: ``"byte"``, or ``"line"`` for text formats.
 
     Example:

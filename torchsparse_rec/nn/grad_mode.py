@@ -97,8 +97,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         Whether the table's gradient is COO; may be set, for ``grad_mode=None``.
 
         In ``"auto"`` the first reading, as by DistributedDataParallel when it is made, settles the choice between dense
-        and sparse for good, by sizes alone, so that all processes settle it alike. Make the optimizer before: without
-        one the choice is dense.
+        and sparse for good. It depends only on sizes, so that all processes choose alike. Make the optimizer before:
+        without one the choice is dense.
         """
         return self._sparse if self._grad_mode is None else gives_coo(self._grad_mode, self._auto, self)
 
@@ -147,7 +147,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         return gradient_kinds(self, [weight], [self._auto], lambda: [ids])[0]
 
     def _is_outside(self, weight: Parameter, ids: int) -> bool:
-        """Say whether a compiler must leave a lookup out of its graph. It is asked where a graph can break."""
+        """Say whether a compiler must leave a lookup out of its graph. It is called where a graph can break."""
         with as_stored():
             return route(self, (0,), [weight], self._gradient_kind(weight, ids)) == OUTSIDE
 
@@ -197,8 +197,8 @@ class GradModeMixin(HasGradMode, TableOwner):
 
         Returns:
             A text of several lines: the choice; the route of a training lookup, with the operators of its forward and
-            its gradient; the table; under ``grad_mode="auto"`` the optimizer, the estimate of
-            rows per lookup, and the bytes and time of a step in each mode.
+            its gradient; the table. Under ``grad_mode="auto"`` also the optimizer, the estimate of rows per lookup, and
+            the bytes and time of a step in each mode.
         """
         default = f"follows sparse={self._sparse}"
         if self._grad_mode == "auto":

@@ -19,7 +19,7 @@ __all__ = ["bandwidth", "table_lines", "write"]
 
 
 def bandwidth(tables: list[TableUse], profile: Profile, device: torch.device) -> dict[str, float | None]:
-    """Return the bytes a second of a copy, and those that lookups and updates must move over the time they take."""
+    """Return the bytes a second of a copy, of lookups and of updates: the bytes that they must move over their time."""
     times, count = profile.device_ms or profile.host_ms, max(profile.steps, 1)
 
     def rate(size: int, ms: float) -> float | None:
