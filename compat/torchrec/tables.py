@@ -44,9 +44,8 @@ def load_tables(
     Args:
         path: a folder that ``torch.distributed.checkpoint.save`` has written, from any number of ranks, with tables
             split by rows, by columns or not; or one with such folders in it; a file of ``torch.save``, or a state,
-            with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow,
-            as their sources have these formats: they have not been tried with files of theirs. One must trust a folder
-            of torch as one trusts code: a part of it is a pickle.
+            with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow.
+            One must trust a folder of torch as one trusts code: a part of it is a pickle.
         model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
         tables: what the checkpoint calls them: a mapping of the model's names to the checkpoint's, of those to load,
             any parameters among them; or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the table's name
