@@ -124,6 +124,9 @@ class _Together:
         parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
 
+    def lookup_plan(self) -> tuple[Plan, list[str]]:
+        return self._whole, self._features
+
     def stored_weights(self) -> list[Parameter]:
         return [module.stored_weight() for module in self._modules]
 
