@@ -43,6 +43,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 PACKAGES = [
     *("torchsparse_rec", "torchsparse_rec.ops", "torchsparse_rec.nn", "torchsparse_rec.variable"),
+    "torchsparse_rec.checkpoint",
     *("torchsparse_rec.initializers", "torchsparse_rec.optim", "torchsparse_rec.jagged", "torchsparse_rec.features"),
     *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed", "torchsparse_rec.serving"),
     *("torchsparse_rec.keras", "torchsparse_rec.keras.optimizers"),
@@ -63,6 +64,7 @@ NAVIGATION = {
                 "jagged",
                 "features",
                 "embedding_variable",
+                "checkpoints",
                 "distributed",
                 "data",
                 "profiling",

@@ -364,7 +364,7 @@ CLIENTS = [
     Client(
         "DCP (`torch.distributed.checkpoint`)",
         dcp_saved,
-        way="for tables that grow: `torch.save`, or `distributed.save` and `distributed.load`",
+        way="for tables that grow: `torch.save`, or `checkpoint.save` and `checkpoint.load`",
     ),
     Client("torch's `clip_grad_norm_`", clipped, way=_BY_OURS),
     Client("our `optim.clip_grad_norm_`", clipped_by_ours),

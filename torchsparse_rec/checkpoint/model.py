@@ -1,4 +1,4 @@
-"""Checkpoints of models whose tables are split over ranks: versions in a folder, which all ranks write and read."""
+"""Checkpoints of whole models: versions in a folder, which one process or all ranks of a job write and read."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def save(
     on_phase: Callable[[str], None] | None = None,
 ) -> int:
     """
-    Write a model with tables over ranks, and its optimizer, as the next version in a folder; all ranks call it.
+    Write a model and its optimizer as the next version in a folder; where there are ranks, all call it.
 
-    Each rank writes its own parts of tables and of their optimizer states, the first one what all ranks have alike. One
-    rename at the end makes it a version: whenever a rank is killed, and whatever fails, earlier versions stay whole. It
-    can be loaded by any number of ranks, under any plan, and by one process without ``torch.distributed``, which can
-    also save. A run that saves and goes on, and one that loads it with as many ranks and the same plan, have the same
-    bits.
+    One rename at the end makes it a version: whenever a process is killed, and whatever fails, earlier versions stay
+    whole. Each rank writes its own parts of tables and of their optimizer states, the first one what all ranks have
+    alike. A version can be loaded by any number of ranks, under any plan, and by one process. A run that saves and goes
+    on, and one that loads it with as many ranks and the same plan, have the same bits.
 
     Args:
-        folder: for these checkpoints alone, which all ranks see; it is made if it is missing.
-        module: that :func:`shard` was given, or another, also in a ``DistributedDataParallel``. Evict options of
+        folder: a folder for these checkpoints alone, which all ranks see; it is made if it is missing.
+        module: a module of any class, with tables or without, also in a ``DistributedDataParallel``. Evict options of
             variables are applied first.
-        optimizer: that holds parameters of the module alone: one of :mod:`torchsparse_rec.optim`, or of torch.
-        extra: of the first rank, for :func:`load` to return: None, numbers, strings, tensors, and lists, tuples and
-            mappings of them, such as the number of steps and the state of a random generator.
+        optimizer: an optimizer whose parameters all belong to the module: one of :mod:`torchsparse_rec.optim`, or of
+            torch. Default None: there is none to save.
+        extra: what :func:`load` will return; the first rank's value is saved. None, numbers, strings, tensors, and
+            lists, tuples and mappings of them, such as the number of steps and the state of a random generator.
         delta: whether to write only what has changed of tables that grow, on top of the version that this model has
             saved or loaded last; all is written if that was in another folder, or by other ranks or plans. What
             optimizers move in every step has always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
-        keep: how many of the last versions stay, beside those that they are on top of. Default: all.
-        on_phase: is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
+        keep: the number of the last versions that stay, beside those that they are on top of. Default: all.
+        on_phase: a function that is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
     Returns:
         The version's number.
@@ -83,6 +83,7 @@ def save(
     Example:
         >>> import tempfile
         >>> from torchsparse_rec import nn, optim
+        >>> from torchsparse_rec.checkpoint import load, save
         >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
         >>> optimizer = optim.Adagrad(table.parameters(), lr=0.1)
         >>> save(folder, table, optimizer, extra={"step": 7})
@@ -228,17 +229,17 @@ def load(
     folder: str | os.PathLike[str], module: Module, optimizer: Optimizer | None = None, *, version: int | None = None
 ) -> Any:
     """
-    Load what :func:`save` has written into a model, in place; all ranks call it.
+    Load what :func:`save` has written into a model, in place; where there are ranks, all call it.
 
-    Each rank reads those files that hold some of its own parts, one after the other. All that it reads is checked, with
-    its checksum, before anything is changed; so is all that the manifest says, the optimizer's options and ``extra``
-    too. If one rank finds a fault, all ranks refuse.
+    All that is read is checked, with its checksum, before anything is changed; so is all that the manifest says, the
+    optimizer's options and ``extra`` too. Each rank reads the files that hold some of its own parts. If one rank finds
+    a fault, all ranks refuse.
 
     Args:
-        folder: of the checkpoints.
-        module: with the same tables, split by any plan over any number of ranks, or whole.
-        optimizer: of the same class, with the same parameters in the same groups. Default None: its states are not
-            loaded.
+        folder: the folder of the checkpoints.
+        module: a module with the same tables, split by any plan over any number of ranks, or whole.
+        optimizer: an optimizer of the same class, with the same parameters in the same groups. Default None: its states
+            are not loaded.
         version: the checkpoint's number. Default: the newest.
 
     Returns:
@@ -258,6 +259,7 @@ def load(
     Example:
         >>> import tempfile
         >>> from torchsparse_rec import nn
+        >>> from torchsparse_rec.checkpoint import load, save
         >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
         >>> number = save(folder, table, extra={"step": 7})
         >>> load(folder, table)
