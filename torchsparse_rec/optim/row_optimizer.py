@@ -53,7 +53,7 @@ class RowOptimizer(Groups):
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
-    def _initial(self, name: str) -> float:
+    def initial_value(self, name: str) -> float:
         """Return the value that a new state is filled with."""
         return 0.0
 
@@ -357,7 +357,7 @@ class RowOptimizer(Groups):
 
     def new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         shape = parameter.shape[:1] if name in self.per_row else parameter.shape
-        return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
+        return torch.full(shape, self.initial_value(name), dtype=dtype, device=parameter.device)
 
     def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:
         """Return how the group's next step, by this rule, treats its tables."""

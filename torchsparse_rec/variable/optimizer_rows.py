@@ -66,7 +66,7 @@ class OptimizerRows:
         """Return the states of the table, which have ``rows`` rows, by default as many as the weight."""
         optimizer, rows = self.optimizer, self.weight.shape[0] if rows is None else rows
         return [
-            Column(name, values, 0.0 if optimizer is None else optimizer._initial(name))
+            Column(name, values, 0.0 if optimizer is None else optimizer.initial_value(name))
             for name, values in sorted(self._state().items())
             if isinstance(values, Tensor) and values.dim() >= 1 and values.shape[0] == rows
         ]
