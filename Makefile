@@ -2,7 +2,6 @@
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if torch has CUDA and nvcc is found)
-# VERBOSE=1                  print the compiler's commands, not only the names of the files
 # ARGS="..."                 more arguments for ncf, wide-deep, dlrm, distributed, test, test-full and bench
 
 PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))

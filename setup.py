@@ -5,7 +5,6 @@ TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the def
                                 CUDA, since no other torch can load it. 1: whatever torch has; fail without nvcc
 TORCH_CUDA_ARCH_LIST            the CUDA library's architectures, as for torch (default: this machine's GPUs; where
                                 there are none, a release's that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
-VERBOSE=1                       print the compiler's commands, not only the files' names
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
 TORCHSPARSE_REC_ONLY            sources, separated by spaces: nvcc, and a sanitizer, compile no others. CI names those
                                 that a change reaches. A sanitized library takes the others from build/temp; the CUDA
@@ -13,17 +12,13 @@ TORCHSPARSE_REC_ONLY            sources, separated by spaces: nvcc, and a saniti
 CUDA_HOME                       the CUDA toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
-import contextlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import setuptools
@@ -218,36 +213,6 @@ def packages() -> list[str]:
     return [*own, "torchsparse_rec.compat", *compat]
 
 
-@contextlib.contextmanager
-def short_progress() -> Iterator[None]:
-    """Print, in place of each compiler command that ninja prints, its file's name; all else as it is."""
-    if os.environ.get("VERBOSE") == "1":
-        yield
-        return
-    sys.stdout.flush()
-    terminal = os.dup(1)
-    reading, writing = os.pipe()
-
-    def shorten() -> None:
-        with open(reading, errors="replace") as lines, open(terminal, "w", closefd=False) as to:
-            for line in lines:
-                command = re.match(r"(\[\d+/\d+\]) .* -c '?(.+?)'? -o ", line)
-                to.write(f"{command[1]} {Path(command[2]).name}\n" if command else line)
-                to.flush()
-
-    thread = threading.Thread(target=shorten)
-    thread.start()
-    os.dup2(writing, 1)
-    os.close(writing)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(terminal, 1)  # closes the pipe
-        thread.join()
-        os.close(terminal)
-
-
 def require_compiler() -> None:
     """Raise an error of one line if there is no C++ compiler: setuptools tells it without a traceback."""
     command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
@@ -289,19 +254,9 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
         super().build_extensions()
         print(SUMMARY)  # not a log message, which -q would swallow
 
-    def build_extension(self, ext: CppExtension) -> None:
-        """Compile the slowest files first: else all cores but one wait for them in the end."""
-        compile_with_ninja = self.compiler.compile
-
-        def compile_longest_first(sources: list[str], **options: object) -> list[str]:
-            with short_progress():
-                return compile_with_ninja(sorted(sources, key=is_short), **options)
-
-        self.compiler.compile = compile_longest_first
-        try:
-            super().build_extension(ext)
-        finally:
-            self.compiler.compile = compile_with_ninja
+    def swig_sources(self, sources: list[str], extension: CppExtension) -> list[str]:
+        """Return the sources in the order to compile them: the slowest first, else all cores but one wait for them."""
+        return sorted(sources, key=is_short)
 
 
 class PortableWheel(bdist_wheel):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from torchsparse_rec.files import whole_file
+
 from . import (
     adam,
     distributed,
@@ -119,9 +121,8 @@ def place(path: Path, device: str) -> Path:
 def write_json(path: Path, device: str, content: dict) -> Path:
     """Write a JSON file, whole or not at all; return its path."""
     path = place(path, device)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    with whole_file(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
     return path
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import torchsparse_rec
+from torchsparse_rec.files import whole_file
 from torchsparse_rec.typing import GradMode
 
 from .ids import SPREADS
@@ -217,9 +218,8 @@ def load(path: Path) -> list[Point]:
 
 def store(path: Path, points: list[Point], about: dict[str, str]) -> None:
     """Write the file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps({"machine": about, "points": points}, indent=1) + "\n")
-    part.replace(path)
+    with whole_file(path) as file:
+        file.write((json.dumps({"machine": about, "points": points}, indent=1) + "\n").encode())
 
 
 def key(point: Point) -> tuple[Any, ...]:

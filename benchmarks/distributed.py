@@ -14,7 +14,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .distributed_sides import PEERS, RULE, Average
 from .machine import ROOT
@@ -27,14 +27,6 @@ ONE = "ours on one process"
 DDP_SPARSE, DDP_DENSE = "torch's DDP, sparse gradients", "torch's DDP, dense gradients"
 TORCHREC = "TorchRec, table-wise"
 TENSORFLOW = "TensorFlow embedding_lookup_sparse on one process"
-
-
-class Modelled(NamedTuple):
-    """A step's time by the planner's model, and by the clock, twice."""
-
-    predicted_ms: float
-    measured_ms: float
-    again_ms: float
 
 
 def _run(*arguments: object) -> Any:
@@ -57,11 +49,6 @@ def _run(*arguments: object) -> Any:
             if process.returncode:
                 raise RuntimeError(error.strip().rpartition("\n")[2])  # the error itself, without its traceback
         return pickle.loads(Path(folder, "found").read_bytes())
-
-
-def modelled(shape: Shape, ranks: int, plan: str, options: Options) -> Modelled:
-    """Time a step of ranks whose tables were planned with constants that they have measured before."""
-    return Modelled(*_run(ranks, small(shape) if options.quick else shape, plan, True, None, options, False))
 
 
 def row(name: str, what: str, shape: Shape, ranks: int, plan: str, skew: bool, targets: dict[str, float]) -> Row:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchsparse_rec.distributed import calibrate
-
 from .distributed_sides import OURS, PEERS, RULE, Average, Sided
 from .many_tables import Shape, reference_tables
 from .rows import Options, UnavailableError
@@ -62,18 +60,13 @@ def _check(name: str, side: Sided, problem: Average) -> None:
 
 
 def _work(
-    rank: int, ranks: int, shape: Shape, plan: str, skew: bool, peer: str | None, options: Options, only_check: bool
+    rank: int, ranks: int, shape: Shape, plan: str, skew: bool, peer: str, options: Options, only_check: bool
 ) -> Any:
     problem = Average(shape, rank, ranks, skew)
 
     def clock(side: Any, calls: int, device: str) -> list[float]:
         return _clock(side, calls, options.threads)
 
-    if peer is None:  # the planner's model instead
-        side = OURS(problem, plan, calibrate())
-        assert side.planned is not None
-        pair = compare(side, side, "cpu", options.quick, clock)  # type: ignore[arg-type]
-        return 1e3 * max(side.planned.seconds), pair.ours_ms, pair.peer_ms
     try:
         names = ["ours", peer]
         sides = [_made(name, problem, plan, options) for name in names]

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchsparse_rec import KeyedJaggedTensor, distributed
-from torchsparse_rec.distributed.plan import Planned
 
 from .ids import zipf_ids
 from .many_tables import BATCHES, EPS, INITIAL_SUM, LEARNING_RATE, Problem, Shape, Side
@@ -85,14 +84,13 @@ class Average(Problem):
 
 @dataclass(frozen=True)
 class Sided(Side):
-    """A side, whether it runs on the first rank alone, and how its tables were planned, if they were."""
+    """A side, and whether it runs on the first rank alone."""
 
     alone: bool = False
-    planned: Planned | None = None
 
 
-def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None = None) -> Sided:
-    """Make a step of our collection, split over ranks, and planned with the constants of a machine."""
+def over_ranks(problem: Average, plan: str) -> Sided:
+    """Make a step of our collection, split over ranks."""
     part, collections = problem.part(), list[Any]()
 
     def split(collection: Any) -> None:
@@ -101,7 +99,7 @@ def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None 
         turns = {name: distributed.TableWise(k % problem.ranks) for k, name in enumerate(names)}
         example = KeyedJaggedTensor(keys, part.batches[0], offsets=part.offsets)
         where: Any = turns if plan == "table_wise" else plan
-        collections.append(distributed.shard(collection, plan=where, batch=example, machine=machine))
+        collections.append(distributed.shard(collection, plan=where, batch=example))
 
     side = our_side(RULE, part, split)
     (collection,) = collections
@@ -111,7 +109,7 @@ def over_ranks(problem: Average, plan: str, machine: distributed.Machine | None 
             return [_of_all_ranks(table) for table in collection.embedding_bags.children()]
         return list(distributed.full_state_dict(collection).values())
 
-    return Sided(side.step, trained, planned=distributed.plan_of(collection))
+    return Sided(side.step, trained)
 
 
 def _of_all_ranks(table: Any) -> Tensor:

@@ -73,8 +73,8 @@ def read_and_write(folder: Path, rows: int) -> dict[str, float]:
     import torch
 
     from torchsparse_rec import optim
+    from torchsparse_rec.compat.checkpoints.format import CheckpointReader
     from torchsparse_rec.compat.tensorflow import load_tables, save_tables
-    from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
 
     data = folder / "theirs.data-00000-of-00001"
     buffer = bytearray(2**24)

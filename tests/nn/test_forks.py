@@ -68,7 +68,6 @@ def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table(
 
 # The files that make locks, and what becomes of these in a forked process.
 LOCKS = {
-    "torchsparse_rec/_interrupt.py": "whoever has it ends the process at once",
     "torchsparse_rec/data/_planes.py": "nobody waits for it",
     "torchsparse_rec/nn/_fused.py": "register_at_fork",
     "torchsparse_rec/serving/_folder.py": "tell_of_forks",

@@ -14,7 +14,7 @@ from .._interrupt import run_command
 from ._arrow import arrow
 from ._progress import progress_bar
 from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
-from .files import DataError
+from .errors import DataError
 from .prebatched import PrebatchedDataset
 
 

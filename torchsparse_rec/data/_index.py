@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..ops import crc32c
-from .files import DataError
+from .errors import DataError
 
 FORMAT_KEY, VERSION_KEY = b"torchsparse_rec.format", b"torchsparse_rec.version"
 LAYOUT_KEY, SCHEMA_KEY = b"torchsparse_rec.layout", b"torchsparse_rec.schema"

@@ -12,13 +12,14 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import torch
 
+from ..files import PathLike
 from ..ops import crc32c
 from ..typing import Verify
 from . import _index
 from ._arrow import arrow
 from ._mapped import mapped, populate
 from ._planes import Decoder, most_bytes, scratch
-from .files import DataError, PathLike
+from .errors import DataError
 
 VERIFY = get_args(Verify)
 # The errors that reading damaged metadata may raise, beside Arrow's own.

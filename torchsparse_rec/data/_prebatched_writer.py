@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 import torch
 
+from ..files import PathLike, whole_file
 from ..ops import crc32c
 from . import _index
 from ._arrow import arrow
@@ -20,7 +21,6 @@ from ._prebatched_file import PrebatchedFile
 from ._progress import progress_bar
 from ._rows import check_names
 from ._types import cast_stored, narrowest, stored_type, wider
-from .files import PathLike, whole_file
 from .tensors import to_record_batch
 
 if TYPE_CHECKING:

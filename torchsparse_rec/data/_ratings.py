@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ._text import whole_lines
-from .files import DataError
+from .errors import DataError
 
 # The number of bytes parsed at once.
 _CHUNK = 1 << 23

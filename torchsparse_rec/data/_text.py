@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ..files import PathLike
 from ._arrow import arrow
-from .files import DataError, PathLike
+from .errors import DataError
 
 #: The number of bytes read at once.
 BLOCK = 1 << 24

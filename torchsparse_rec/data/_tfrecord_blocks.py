@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from .files import DataError, PathLike
+from ..files import PathLike
+from .errors import DataError
 
 #: The number of bytes that frame a record's data.
 FRAME = 16

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
+from ..files import PathLike, whole_file
 from ..typing import RecordCompression
 from ._arrow import arrow
 from ._tfrecord_columns import example_columns
 from ._tfrecord_prebatched import as_one_record
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..files import PathLike
 from ..typing import FileFormat, RecordCompression
 from ._arrow import arrow
 from ._progress import progress_bar
@@ -18,7 +19,6 @@ from ._text import COMPRESSIONS, plain_suffix
 from ._types import leaf
 from .criteo import read_criteo, write_criteo
 from .csv import read_csv, write_csv
-from .files import PathLike
 from .movielens import read_movielens, write_movielens
 from .parquet import read_parquet, write_parquet
 from .prebatched import read_prebatched, write_prebatched

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
 from ._text import blocks, check_texts, parse_block, part_size, reader_of, with_names, write_text
 from ._types import is_number, is_text
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

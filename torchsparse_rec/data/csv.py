@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
 from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, with_names, write_text
 from ._types import is_number, is_text, leaf, with_leaf
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

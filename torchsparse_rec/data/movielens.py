@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..files import PathLike, whole_file
 from ..typing import RatingsLayout
 from ._arrow import arrow
 from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
@@ -14,7 +15,6 @@ from ._ratings import read_ratings as read_ratings
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
 from ._text import check_texts, open_text, plain_suffix, write_text
 from ._types import is_number
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched, repeated
 from ._types import nullable
-from .files import DataError, PathLike, whole_file
+from .errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..files import PathLike
 from ..typing import Verify
 from ._arguments import check_integer, check_place, check_state
 from ._arrow import arrow
@@ -19,7 +20,7 @@ from ._prebatched_writer import write_prebatched as write_prebatched
 from ._read_ahead import read_ahead
 from ._rows import check_columns, path_list
 from ._types import cast_stored, wider
-from .files import DataError, PathLike
+from .errors import DataError
 from .tensors import Fill, check_fill, check_integers, to_tensors
 
 # The most stored batches that are kept before they are joined: each is a mapping, and Linux allows 65,530.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .. import ops
+from ..files import PathLike
 from ..typing import RecordCompression, ShardBy
 from ._arrow import arrow
 from ._rows import check_known, path_list, rebatched
@@ -20,7 +21,7 @@ from ._tfrecord_infer import MalformedError, features_of, infer, infer_prebatche
 from ._tfrecord_prebatched import by_rows, check_features, whole_columns
 from ._tfrecord_records import check_text, joined, parse
 from ._tfrecord_writer import TFRecordWriter, write_tfrecord
-from .files import DataError, PathLike
+from .errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow

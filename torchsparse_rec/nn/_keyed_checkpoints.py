@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored
+from ..checkpoint.growing import checked, checks_of, restore, save
+from ..checkpoint.loaded import counts_of, problem_of_state
 from ..tables.growing import marked, plain_rows
 from ..tables.part import are_left_out
 from ..tables.table import split_part
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
-from ..variable.loaded import counts_of, problem_of_state
 from ..variable.records import Part
-from ..variable.saving import checked, checks_of, restore, save
 from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
@@ -147,8 +147,7 @@ class KeyedCheckpoints(KeyedTable):
         if not paths:
             raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
         chains = checked(self._rows, paths, version)
-        with self.writing():
-            self._training.forget()
+        with self.replacing():
             restore(self._rows, chains, shard, num_shards)
 
     # ---- state_dict --------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from torch.nn import Parameter
 
 from .._torch import as_stored
 from .._torch_modules import is_averaging
+from ..checkpoint.growing import checked, restore
+from ..checkpoint.parts import SavedRows, SavedTable
 from ..tables.growing import Places
 from ..tables.table import split_part, table_of
 from ..typing import GradMode
@@ -29,7 +31,6 @@ from ..variable.own_tensors import OwnTensors
 from ..variable.read_write_lock import ReadWriteLock, writing
 from ..variable.records import Export
 from ..variable.rows import TableRows
-from ..variable.saving import checked, restore
 from ..variable.share import keep
 from ..variable.store import RowStore
 from ..variable.training_rows import TrainingRows
@@ -106,6 +107,22 @@ class KeyedTable(GradModeMixin):
     @global_step.setter
     def global_step(self, step: int) -> None:
         self._store.step = step
+
+    @property
+    def table_rows(self) -> TableRows:
+        """The rows of all tiers, with their keys: for checkpoints, optimizers' states and tables over ranks."""
+        return self._rows
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return the table, for checkpoints."""
+        return [SavedRows("weight", self)]
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Hold the lock for writing while all rows are replaced: nothing is known of keys that waited for rows."""
+        with self.writing():
+            self._training.forget()
+            yield
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -401,7 +418,7 @@ class KeyedTable(GradModeMixin):
         made = new_zeros((model.keys.capacity, self.embedding_dim), weight.dtype, weight.device)
         made[: self.keys.reserved] = self._training.default
         made[rows] = values
-        self._store._replace(made)
+        self._store.replace(made)
         self.keys.follow(model.keys)
         if self.admission is not None and model.admission is not None:
             self.admission.load_state_dict(model.admission.state_dict())

@@ -12,8 +12,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored, is_seen
+from ..checkpoint.parts import SavedRows, SavedTable
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
+from ..tables.boxes import kept_whole
 from ..tables.stale import are_trained
 from ..tables.table import are_same
 from ..typing import GradMode
@@ -151,6 +153,24 @@ class Collection(HasGradMode):
     @property
     def _tables(self) -> list[CollectionTable | EmbeddingVariable]:
         return list(self._modules[self._children]._modules.values())  # type: ignore[arg-type, union-attr]
+
+    def configured(self) -> list[tuple[str, Any, CollectionTable | EmbeddingVariable]]:
+        """Return the tables, each as the name of its weight in the state, its config, and its module."""
+        tables = zip(self._configs, self._tables, strict=True)
+        return [(f"{self._children}.{config.name}.weight", config, table) for config, table in tables]
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return the tables, for checkpoints."""
+        return [
+            SavedRows(key, table)
+            if isinstance(table, EmbeddingVariable)
+            else SavedTable(key, table, kept_whole(config.num_embeddings, config.embedding_dim))
+            for key, config, table in self.configured()
+        ]
+
+    def lookup_plan(self) -> tuple[Plan, list[str]]:
+        """Return the plan of all lookups, and the names of the features that it numbers."""
+        return self._whole, self._features
 
     def _stored_weights(self) -> list[Parameter]:
         try:

@@ -167,7 +167,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         ids = input.values() if input.is_nested else input
         return input, [0], Ids(ids.reshape(-1), None, None, (ids.numel(),), False)
 
-    _output = staticmethod(rows_like)
+    output_of = staticmethod(rows_like)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind, way = self._begin(weight, input)

@@ -97,7 +97,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         if torch.compiler.is_compiling():
             return growing_untraced(self.forward, input)  # type: ignore[no-any-return]
         x, _, ids = self._inputs(input)
-        return self._output(x, self._look_up(ids.indices))
+        return self.output_of(x, self._look_up(ids.indices))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
@@ -110,7 +110,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         keys = self._as_keys(input.values() if input.is_nested else input)
         return input, [0], Ids(keys, None, None, (len(keys),), False)
 
-    _output = staticmethod(rows_like)
+    output_of = staticmethod(rows_like)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""

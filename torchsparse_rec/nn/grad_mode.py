@@ -12,6 +12,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored
+from ..checkpoint.parts import SavedRows, SavedTable
+from ..tables.boxes import kept_whole
 from ..tables.table import table_of
 from ..typing import GradMode
 from ._lookup import renormalise
@@ -111,6 +113,10 @@ class GradModeMixin(HasGradMode, TableOwner):
     def _stored_weights(self) -> list[Parameter]:
         stored = self._parameters.get("weight")
         return [self.weight if stored is None else stored]  # type: ignore[list-item]
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return the table, for checkpoints."""
+        return [SavedTable("weight", self, kept_whole(*self.stored_weight().shape))]
 
     def _num_rows(self) -> int:
         """Return how many rows the table has: all ranks' if it is split."""

@@ -71,8 +71,8 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
     for k, given in enumerate(params):
-        if hasattr(given, "_shards"):  # torch.export puts other tensors for parameters, so that no part is known
-            given._shards.refuse_export()
+        if hasattr(given, "refuse_export"):  # torch.export puts other tensors for parameters, so that no part is known
+            given.refuse_export()
         part = part_of(given)
         if part is not None:
             if part.look_up is None:

@@ -14,12 +14,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._reduction import POOLING
+from ..checkpoint.loaded import problem_of_keys
 from ..ops.embedding import lookup_bags, padding_number
 from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
 from ..typing import GradMode
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
-from ..variable.loaded import problem_of_keys
 from ._lookup import bad_id, check_ids, nested_like
 from .auto import as_bytes
 from .collection import Collection

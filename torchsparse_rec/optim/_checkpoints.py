@@ -118,6 +118,10 @@ class Checkpoints(Optimizer):
         """
         self._load(state_dict, copies=True)
 
+    def load_own(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as :meth:`load_state_dict` does, whose tensors are for this optimizer alone: none is copied."""
+        self._load(state_dict, copies=False)
+
     def _load(self, state_dict: dict[str, Any], copies: bool) -> None:
         """Load a state, and copy the tensors that torch has neither cast nor moved, or keep them."""
         kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
-from ..data.files import whole_file
+from ..files import whole_file
 from ..nn.convert import explain
 from ._tables import TableUse
 from ._trace import Profile

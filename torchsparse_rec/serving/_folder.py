@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch.nn import Module
 
+from .. import files
 from .._fork import tell_of_forks
 from .._lock import release_lock, take_lock
 from ._archive import Archive, content_of, naming, touch
@@ -111,13 +112,8 @@ def _last_version(place: Path) -> int:
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Write a new file, and sync it to the disk; a link, or a killed publisher's file, is removed before."""
     path.unlink(missing_ok=True)
-    try:
-        with open(path, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with files.naming(path), files.new_file(path) as file:
+        write(file)
 
 
 def _save(content: dict[str, Any], file: BinaryIO) -> None:
