@@ -37,7 +37,7 @@ def tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
 
     Args:
         tensor: any shape; every dtype both libraries have, also bool and bfloat16; any device.
-        share: share the memory where that is safe.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.Tensor``, same shape and dtype.
@@ -68,7 +68,7 @@ def tensor_to_torch(tensor: Any, *, share: bool = False) -> Tensor:
 
     Args:
         tensor: any shape; every dtype both libraries have.
-        share: share TensorFlow's memory instead of copying it.
+        share: whether to share TensorFlow's memory instead of copying it.
 
     Returns:
         A strided tensor on the CPU, same shape and dtype.

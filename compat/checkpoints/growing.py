@@ -58,7 +58,7 @@ def growing_rows(source: Source, base: str, width: int, ends: Mapping[str, tuple
     Args:
         source: the file.
         base: the variable's name.
-        width: of its rows.
+        width: the width of its rows.
         ends: how the names of slots end, and by what these are multiplied, by the name of the state.
 
     Raises:
@@ -126,8 +126,8 @@ def check_rows(table: EmbeddingVariable, parts: list[GrowingRows], path: str, na
     Args:
         table: the table.
         parts: what a file has for it.
-        path: of the file.
-        name: of the table.
+        path: the path of the file.
+        name: the name of the table.
     """
     every = []
     for part in parts:

@@ -63,11 +63,11 @@ def check_plan(
     Raise ``ValueError`` unless what a file has can be copied without loss.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         plan: what it has.
         optimizer: that takes over the states.
         where_steps: by which names files say how many steps have been taken.
-        shape: of the whole table. Default: of the parameter.
+        shape: the shape of the whole table. Default: of the parameter.
     """
     target, slots = plan.target, plan.slots
     parameter, growing, group = target.parameter, target.growing, group_of(optimizer, target.parameter)

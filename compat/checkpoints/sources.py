@@ -110,8 +110,8 @@ def open_source(path: str | os.PathLike[str], strategy: str) -> Source:
     Return the variables of a checkpoint, a SavedModel, a ``.weights.h5`` or ``.keras``.
 
     Args:
-        path: of the file; a checkpoint's without ``.index``, or its folder, where the file ``checkpoint`` names the
-            last one; a SavedModel's folder.
+        path: the path of the file; a checkpoint's without ``.index``, or its folder, where the file ``checkpoint``
+            names the last one; a SavedModel's folder.
         strategy: how rows lie in partitions that are stored under names of their own: "div" or "mod".
     """
     path = os.fspath(path)

@@ -170,7 +170,7 @@ class CategoryEncoding(Encoder):
         sparse: whether the vectors are given as a ``SparseTensor``.
         name: the layer's name.
         dtype: the dtype of the vectors; default: torch's default dtype.
-        trainable: ignored.
+        trainable: an argument that is ignored.
 
     Shapes:
         Of ids as for :class:`Hashing`; floats are truncated. ``count_weights`` are of their shape, for ``"count"``.

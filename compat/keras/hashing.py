@@ -35,7 +35,7 @@ class Hashing(Encoder):
         sparse: whether the vectors are given as a ``SparseTensor``.
         name: the layer's name.
         dtype: the dtype of the result; default: int64, for vectors torch's default dtype.
-        trainable: ignored.
+        trainable: an argument that is ignored.
 
     Shapes:
         A tensor, numpy array or nested list of any shape. ``"int"`` keeps it; ``"one_hot"`` appends ``num_bins`` to it,

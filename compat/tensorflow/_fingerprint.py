@@ -24,7 +24,7 @@ def fingerprint(data: Any, method: Any = "farmhash64", name: str | None = None) 
             as they lie in memory. A row of one string is hashed as that string; of several strings, or none, what is
             hashed are the fingerprints of the strings.
         method: only ``"farmhash64"``.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``[N, 8]``, uint8: the hashes, their lowest bytes first.

@@ -38,8 +38,8 @@ class RaggedTensor:
         Args:
             values: ``[N, ...]``, a tensor or strings, or the :class:`RaggedTensor` of the inner rows.
             row_splits: ``[nrows + 1]``, from 0 to N, not decreasing.
-            name: ignored.
-            validate: ignored: row_splits are always checked.
+            name: the name, ignored.
+            validate: an argument that is ignored: row_splits are always checked.
 
         Example:
             >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).row_splits
@@ -80,8 +80,8 @@ class RaggedTensor:
             values: ``[N, ...]``.
             value_rowids: ``[N]``, sorted and not negative.
             nrows: how many rows there are; default: the last row id + 1.
-            name: ignored.
-            validate: ignored.
+            name: the name, ignored.
+            validate: an argument that is ignored.
 
         Example:
             >>> RaggedTensor.from_value_rowids([3, 1, 4], [0, 0, 2], 4).to_list()
@@ -175,7 +175,7 @@ class RaggedTensor:
             lengths: ``[nrows]``: how much of each row to keep; cut to ``[0, ncols]``. Only with ragged_rank 1.
             padding: a value: elements at a row's end that are equal to it are dropped. Not with ``lengths``.
             ragged_rank: how many dimensions after the first become ragged.
-            name: ignored.
+            name: the name, ignored.
             row_splits_dtype: torch.int64; others are not supported.
 
         Example:
@@ -351,7 +351,7 @@ class RaggedTensor:
         Args:
             default_value: a scalar of the values' kind, or of the shape of one innermost value; default: 0, "" or
                 False.
-            name: ignored.
+            name: the name, ignored.
             shape: sizes of the result; None: as large as the rows need. Longer rows are cut.
 
         Example:

@@ -34,7 +34,7 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
     Args:
         sp_input: its indices are not checked: one outside the shape gives one outside the new shape.
         shape: numbers or an integer vector; one may be -1 and follows from the others.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor.
@@ -66,7 +66,7 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
     Args:
         sp_input: any rank >= 1; entries in any order.
         default_value: a scalar of the values' kind.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``(sparse tensor, empty_row_indicator)``: entries grouped by row in increasing order, those of one row in their
@@ -180,7 +180,7 @@ def to_dense(
         default_value: the value of the other elements: a scalar of the values' kind; default: 0, "" or False.
         validate_indices: whether indices must be sorted and distinct; without it the last of several entries with one
             index counts, but all of them get the element's gradient, as in TensorFlow.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
@@ -236,7 +236,7 @@ def from_dense(tensor: Any, name: str | None = None) -> SparseTensor:
 
     Args:
         tensor: rank >= 1; a tensor, numbers or strings.
-        name: ignored.
+        name: the name, ignored.
 
     Source: ``tf.sparse.from_dense``.
 

@@ -33,7 +33,7 @@ def concat(
         sp_inputs: sparse tensors of one rank and dtype, whose sizes are equal except along ``axis``. A single one is
             returned as it is.
         expand_nonconcat_dims: whether other sizes may differ: the largest counts.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for inputs that are not a list of SparseTensors.
@@ -87,7 +87,7 @@ def slice(sp_input: SparseTensor, start: Any, size: Any, name: str | None = None
         sp_input: the sparse tensor; its entries keep their order.
         start: where the block begins in each dimension.
         size: the size of the block in each dimension; what lies beyond the tensor is left off.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor.
@@ -117,7 +117,7 @@ def expand_dims(sp_input: SparseTensor, axis: Any = None, name: str | None = Non
     Args:
         sp_input: the sparse tensor.
         axis: where, in [-rank - 1, rank]; default -1: behind the last.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor, or an axis that is not an integer.

@@ -49,7 +49,7 @@ def unique(x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) 
         x: ``[N]``: a tensor of an integer or floating dtype or bool, or strings as a list or numpy array. -0.0 equals
             0.0 (the first one is kept); every NaN is distinct.
         out_idx: dtype of ``idx``: torch.int32 or torch.int64.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``(y, idx)`` with ``y[idx]`` equal to ``x``.

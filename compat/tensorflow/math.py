@@ -31,7 +31,7 @@ def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
         data: ``[N, ...]``, floating, of any integer dtype, or complex; half types are summed in float32 and rounded
             once, integers wrap.
         segment_ids: ``[N]``, int32 or int64, sorted and not negative; gaps give rows of zeros.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``[last id + 1, ...]`` with the dtype of ``data``.
@@ -120,7 +120,7 @@ def unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: s
             once, integers wrap.
         segment_ids: ``[I...]``, int16, int32 or int64, below ``num_segments``; rows with a negative id are left out.
         num_segments: rows of the result; an integer or a scalar tensor.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``[num_segments, R...]`` with the dtype of ``data``.

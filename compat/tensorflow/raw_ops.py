@@ -187,7 +187,7 @@ def UniqueV2(*, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str
             slice with a NaN equals no other.
         axis: a vector of int32 or int64: ``[]`` for no axis, or ``[axis]``, which may be negative.
         out_idx: dtype of ``idx``: torch.int32 or torch.int64.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         ValueError: for another ``axis``, an ``axis`` that ``x`` does not have, and other dtypes.
@@ -225,7 +225,7 @@ def Bucketize(*, input: Any, boundaries: Any, name: str | None = None) -> Tensor
     Args:
         input: any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as float32.
         boundaries: a list of numbers, ascending, kept as float32.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         The shape of ``input``, int32.

@@ -60,7 +60,7 @@ def segment_sum(
         indices: ``[N]``, int32 or int64: rows of ``data``.
         segment_ids: ``[N]``, int32 or int64, sorted and not negative; gaps give zero rows.
         num_segments: rows of the result; an integer or a scalar tensor. Default: the last segment id + 1.
-        name: ignored.
+        name: the name, ignored.
         sparse_gradient: whether the gradient of ``data`` is a coalesced sparse COO tensor, TensorFlow's IndexedSlices
             with sorted, unique indices, instead of a dense tensor.
 

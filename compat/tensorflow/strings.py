@@ -25,7 +25,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
             a pyarrow array, of any shape; ``str`` is hashed as UTF-8. Or an integer tensor or array, for which
             TensorFlow needs ``tf.strings.as_string`` first; the result is the same.
         num_buckets: at least 1, below 2 ** 63.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         int64, of the shape of ``input``, on its device.
@@ -48,10 +48,10 @@ def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | No
     Map strings to buckets by SipHash-2-4, modulo ``num_buckets``.
 
     Args:
-        input: as for :func:`to_hash_bucket_fast`.
+        input: the argument of :func:`to_hash_bucket_fast`.
         num_buckets: at least 1, below 2 ** 63.
         key: two integers of 64 bits, signed.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         int64, of the shape of ``input``, on its device.
@@ -76,9 +76,9 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
     Map strings to buckets by MurmurHash64A with TensorFlow's own seed, modulo ``num_buckets``.
 
     Args:
-        input: as for :func:`to_hash_bucket_fast`.
+        input: the argument of :func:`to_hash_bucket_fast`.
         num_buckets: at least 1, below 2 ** 63.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         int64, of the shape of ``input``, on its device.
@@ -139,7 +139,7 @@ def as_string(
         width: the least length of a text; -1: no padding. Not for booleans.
         fill: what a shorter text is padded with: a space or nothing, "0"; or "+", "-" and "#" with C's meaning, in
             which " " and "+" stand before numbers that are not negative, and before no unsigned ones.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A numpy array of ``bytes`` of the shape of ``input``.

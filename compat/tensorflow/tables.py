@@ -50,12 +50,12 @@ def load_tables(
             slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: of Adam
             also ``tensorflow_eps=True``; of momentum the lr, of which TensorFlow's slot is a multiple. Where
             no optimizer there has TensorFlow's rule, docs/tensorflow.md says what to use instead.
-        variables: of a file of Keras, with an optimizer: the names of all trainable variables, in the order of
-            ``model.trainable_variables``, such as ``[v.path for v in model.trainable_variables]``. It is needed where
-            several have the shape of one table.
+        variables: the variables of a file of Keras, with an optimizer: the names of all trainable variables, in the
+            order of ``model.trainable_variables``, such as ``[v.path for v in model.trainable_variables]``. It is
+            needed where several have the shape of one table.
         partition_strategy: how ids lie in partitions that have names of their own: ``"div"`` (default) or ``"mod"``,
             the default of ``tf.compat.v1.nn.embedding_lookup``.
-        dry_run: print what would go where, and load nothing.
+        dry_run: whether to print what would go where, and load nothing.
 
     Returns:
         What went where.
@@ -120,15 +120,16 @@ def save_tables(
     of the model, and slots follow in the same order: a Keras model with these layers and no other variables loads it.
 
     Args:
-        path: of the checkpoint, without ``.index``; or a name that ends with ``.weights.h5``, which needs h5py.
-        model: as of :func:`load_tables`.
-        tables: as of :func:`load_tables`, except that names in the file are exact. Default ``"{}"``.
-        optimizer: as of :func:`load_tables`; its slots are saved too.
+        path: the path of the checkpoint, without ``.index``; or a name that ends with ``.weights.h5``, which needs
+            h5py.
+        model: the argument of :func:`load_tables`.
+        tables: the argument of :func:`load_tables`, except that names in the file are exact. Default ``"{}"``.
+        optimizer: the argument of :func:`load_tables`; its slots are saved too.
         partitions: into how many slices of rows a checkpoint cuts each table and slot, as a partitioned variable.
             Default 1.
         global_step: the count that a checkpoint has under this name, or Keras's ``iteration``. Default: the steps of
             the optimizer; SGD does not count them.
-        dry_run: print what would go where, and save nothing.
+        dry_run: whether to print what would go where, and save nothing.
 
     Returns:
         What went where.

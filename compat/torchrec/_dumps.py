@@ -47,10 +47,10 @@ def _column(
 
     Args:
         path: the file.
-        name: of the tensor.
-        dtype: of its elements.
+        name: the name of the tensor.
+        dtype: the dtype of its elements.
         shape: of what the file has, as it should be.
-        begin: of its bytes.
+        begin: the begin of its bytes.
         columns: of ``[N, width]``, those that are wanted. Default: all.
 
     Raises:

@@ -57,7 +57,7 @@ def copy_kept(piece: Piece, out: Tensor, kept: KeptByPlan | None) -> None:
     Copy what a rank keeps of a piece of a table, or of a state of its rows, to its part of that.
 
     Args:
-        piece: of the whole table ``[V, D]``, or of one number for each row ``[V]``.
+        piece: the piece of the whole table ``[V, D]``, or of one number for each row ``[V]``.
         out: this rank's part.
         kept: what that is of the whole; None: all.
     """

@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
         Args:
             target: the table.
-            text: as of ``load_tables``. None: the parameter's name, or else the table's.
+            text: the argument of ``load_tables``. None: the parameter's name, or else the table's.
 
         Raises:
             ValueError: it names none, or several.

@@ -78,7 +78,7 @@ def find_states(
     Return the states of a variable, under whichever names they have.
 
     Args:
-        path: of the checkpoint, for errors.
+        path: the path of the checkpoint, for errors.
         variable: the table.
         its: its states, as of :func:`states_by_variable`.
         optimizer: ours, which says what states are wanted.

@@ -61,7 +61,7 @@ def load_tables(
         average_shards: for the row-wise optimizers of a table that was split by columns, which has one number for a row
             in each shard: whether to take their mean, by the shards' widths. That is what one number for the whole row
             would be after the same gradients, but steps from there differ from TorchRec's. Default False: refuse.
-        dry_run: print what would go where, on the first rank, and load nothing.
+        dry_run: whether to print what would go where, on the first rank, and load nothing.
 
     Returns:
         What went where.

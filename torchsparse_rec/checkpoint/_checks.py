@@ -33,8 +33,8 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     Raise ``CheckpointError`` unless a variable may have written a version's metadata.
 
     Args:
-        path: of the manifest, for errors.
-        metadata: of the version; its embedding_dim and key_dtype have been checked already.
+        path: the path of the manifest, for errors.
+        metadata: the metadata of the version; its embedding_dim and key_dtype have been checked already.
 
     Raises:
         CheckpointError: if no variable writes such metadata; the error names the file.
@@ -58,9 +58,9 @@ class ContentChecks:
     Checks the shards of a checkpoint, one after the other.
 
     Args:
-        embedding_dim: of the variable.
-        key_dtype: of the variable.
-        states: of the variable's optimizer, by name: whether a state has one number for each row, instead of
+        embedding_dim: the embedding_dim of the variable.
+        key_dtype: the key_dtype of the variable.
+        states: the states of the variable's optimizer, by name: whether a state has one number for each row, instead of
             ``embedding_dim`` numbers.
     """
 
@@ -75,9 +75,9 @@ class ContentChecks:
         Raise ``CheckpointError`` unless a shard can be restored.
 
         Args:
-            path: of the shard's file, for errors.
-            name: of the shard: rows, order, erased, candidates or sketch.
-            tensors: of the shard, by name.
+            path: the path of the shard's file, for errors.
+            name: the name of the shard: rows, order, erased, candidates or sketch.
+            tensors: the tensors of the shard, by name.
             states: that rows must have, by the metadata of the shard's version.
 
         Raises:

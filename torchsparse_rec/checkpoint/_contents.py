@@ -319,7 +319,7 @@ class Contents:
         Return what the optimizer's ``load_state_dict`` takes.
 
         Args:
-            options: of each group.
+            options: the options of each group.
             dense: the states of parameters that are no tables, by name.
             numbers: of tables, by name. States of this rank's parts are those of :attr:`fixed`.
         """

@@ -35,7 +35,7 @@ class Restored:
     A version that is to be loaded.
 
     Args:
-        contents: of the model that loads it.
+        contents: the contents of the model that loads it.
         chain: the version.
 
     Raises:

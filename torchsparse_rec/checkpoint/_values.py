@@ -24,7 +24,7 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
     Args:
         value: None, a number, a string, a tensor, or a list, tuple or mapping of such.
-        name: of the value, for errors and for tensors in it.
+        name: the name of the value, for errors and for tensors in it.
         tensors: to which those tensors in it are added that have dimensions, by names of their own.
 
     Raises:

@@ -28,10 +28,10 @@ class ShardWriter:
     The shards that one process writes of a version, alone or beside others: see :func:`CheckpointStore.shard_writer`.
 
     Args:
-        folder: of the version, until it is committed.
-        number: of the version.
-        rank: of this process among those that write the version; None: it is the only one.
-        on_phase: is called with ``"write shard 0"`` and so on, before each.
+        folder: the folder of the version, until it is committed.
+        number: the number of the version.
+        rank: the rank of this process among those that write the version; None: it is the only one.
+        on_phase: a function that is called with ``"write shard 0"`` and so on, before each.
     """
 
     def __init__(self, folder: Path, number: int, rank: int | None, on_phase: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class ShardWriter:
         Write one shard, as :meth:`Writer.write` does.
 
         Args:
-            name: of the shard.
+            name: the name of the shard.
             tensors: by name.
             about: what the manifest is to say of it, as JSON gives it back.
         """
@@ -68,12 +68,12 @@ class Writer:
 
     Args:
         versions: those to which the new one will belong.
-        keep: see :class:`CheckpointStore`.
+        keep: the argument of :class:`CheckpointStore`.
         kind: ``"full"`` or ``"delta"``.
-        metadata: of the version, equal to what JSON reads back.
+        metadata: the metadata of the version, equal to what JSON reads back.
         base: the version that a delta is on top of; None: the newest.
-        on_phase: see :func:`CheckpointStore.writer`.
-        rank: see :func:`CheckpointStore.writer`.
+        on_phase: the argument of :func:`CheckpointStore.writer`.
+        rank: the argument of :func:`CheckpointStore.writer`.
 
     Raises:
         BlockingIOError: when the block begins, if another writer is at work.
@@ -144,7 +144,7 @@ class Writer:
         Its tensors are copied from their device, and are in memory twice meanwhile: write a large table in parts.
 
         Args:
-            name: of the shard, for readers; several shards may have the same name.
+            name: the name of the shard, for readers; several shards may have the same name.
             tensors: by name: dense, of floats, integers or bool, on any device.
             about: what the manifest is to say of the shard, a mapping as JSON gives it back. Default: nothing.
 
@@ -161,7 +161,7 @@ class Writer:
         Take shards into the version that another process has written.
 
         Args:
-            shards: of the other process's :class:`ShardWriter`.
+            shards: the shards of the other process's :class:`ShardWriter`.
 
         Raises:
             RuntimeError: outside the block, after a commit or an error.

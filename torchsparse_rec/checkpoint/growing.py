@@ -72,11 +72,11 @@ def shards_of(
     Yield the names and tensors of a variable's shards, whose rows are up to date.
 
     Args:
-        rows: of the variable.
+        rows: the rows of the variable.
         since: only what has changed since this step. Default: all.
         delta: whether they are on top of others.
-        order: of the first tier's keys in shards "rows", see :meth:`TableRows.parts`; a shard "order" has the keys in
-            the order of rows, for who reads all of them. Default: that is the order of "rows" too.
+        order: the order of the first tier's keys in shards "rows", see :meth:`TableRows.parts`; a shard "order" has the
+            keys in the order of rows, for who reads all of them. Default: that is the order of "rows" too.
     """
     if delta and rows.erased:
         yield "erased", {"keys": torch.cat(rows.erased).unique()}
@@ -150,7 +150,7 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
     Replace all rows by those of checkpoints.
 
     Args:
-        rows: of the variable.
+        rows: the rows of the variable.
         chains: from :func:`checked`.
         shard: only keys with ``key mod num_shards == shard`` are restored.
         num_shards: 1: all keys are restored.
@@ -179,8 +179,8 @@ def refill(
     Replace all rows of a variable by those of shards, one at a step.
 
     Args:
-        rows: of the variable.
-        metadata: of the checkpoints that the shards are of, see :func:`metadata_of`.
+        rows: the rows of the variable.
+        metadata: the metadata of the checkpoints that the shards are of, see :func:`metadata_of`.
         shards: their names and tensors, as of :func:`shards_of`, which have been checked.
     """
     store, admission = rows.store, rows.admission

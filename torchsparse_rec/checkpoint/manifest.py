@@ -33,7 +33,7 @@ class CheckpointError(ValueError):
     An error that names a damaged or missing file of a checkpoint.
 
     Args:
-        path: of the file that is refused.
+        path: the path of the file that is refused.
         problem: what is wrong with the file.
 
     Example:
@@ -57,7 +57,7 @@ class VersionInfo:
     One version of a checkpoint.
 
     Args:
-        number: of the version, from 1 on.
+        number: the number of the version, from 1 on.
         kind: ``"full"``, or ``"delta"``, which applies on top of ``base``; None if the manifest cannot be read.
         base: the number of the version below a delta; else None.
         metadata: as it was given to the writer.
@@ -151,8 +151,8 @@ def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
 
     Args:
         data: the bytes of the file.
-        path: of the file, for errors.
-        number: of the version whose manifest it must be.
+        path: the path of the file, for errors.
+        number: the number of the version whose manifest it must be.
 
     Raises:
         CheckpointError: if a byte has changed, or the bytes are no manifest of that version.

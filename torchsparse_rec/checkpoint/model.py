@@ -65,7 +65,7 @@ def save(
             saved or loaded last; all is written if that was in another folder, or by other ranks or plans. What
             optimizers move in every step has always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
         keep: how many of the last versions stay, beside those that they are on top of. Default: all.
-        on_phase: is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
+        on_phase: a function that is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
     Returns:
         The version's number.
@@ -235,7 +235,7 @@ def load(
     too. If one rank finds a fault, all ranks refuse.
 
     Args:
-        folder: of the checkpoints.
+        folder: the folder of the checkpoints.
         module: with the same tables, split by any plan over any number of ranks, or whole.
         optimizer: of the same class, with the same parameters in the same groups. Default None: its states are not
             loaded.

@@ -149,12 +149,12 @@ class CheckpointStore:
             kind: ``"full"`` or ``"delta"``.
             metadata: for the version's ``VersionInfo``: a mapping of strings, numbers, lists and mappings that JSON can
                 hold. Default: empty.
-            base: of a delta, the version that it is on top of. Default None: the newest.
-            on_phase: is called with the name of each phase before it begins: ``"sweep"``, which removes what killed
-                writers left; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; ``"committed"``, after
-                the commit; and ``"prune"``, which removes old versions.
-            rank: of this process, if others write shards of the version too, each by its :meth:`shard_writer`: this
-                one takes them by :meth:`Writer.add` before the commit. Default None: it writes all of them.
+            base: the base of a delta, the version that it is on top of. Default None: the newest.
+            on_phase: a function that is called with the name of each phase before it begins: ``"sweep"``, which removes
+                what killed writers left; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``;
+                ``"committed"``, after the commit; and ``"prune"``, which removes old versions.
+            rank: the rank of this process, if others write shards of the version too, each by its :meth:`shard_writer`:
+                this one takes them by :meth:`Writer.add` before the commit. Default None: it writes all of them.
 
         Returns:
             The writer. Nothing is done before its block begins.
@@ -182,9 +182,9 @@ class CheckpointStore:
         Return a writer of shards of a version which another process's :class:`Writer` has begun, and will commit.
 
         Args:
-            number: of the version.
-            rank: of this process among those that write the version: each has another.
-            on_phase: is called with ``"write shard 0"`` and so on, before each.
+            number: the number of the version.
+            rank: the rank of this process among those that write the version: each has another.
+            on_phase: a function that is called with ``"write shard 0"`` and so on, before each.
 
         Returns:
             The writer. Its ``shards`` are for :meth:`Writer.add`, once :meth:`ShardWriter.sync` has been called.
@@ -206,7 +206,7 @@ class Chain:
 
     Args:
         all_versions: those of the folder.
-        manifests: of the full version and of the deltas on top of it.
+        manifests: the manifests of the full version and of the deltas on top of it.
     """
 
     def __init__(self, all_versions: Versions, manifests: list[Manifest]):

@@ -57,7 +57,7 @@ class Bags:
         features: the names of the collection's features.
         dtype: of results, on the way.
         rank: this rank.
-        ranks: W.
+        ranks: the number of ranks, W.
         pooled: whether results are pooled.
         grows: whether rows are made as keys come: all are legal.
     """
@@ -129,7 +129,7 @@ class Bags:
         Weights, if there are any, are a second vector. The bags are those of units.
 
         Args:
-            ids: of all features.
+            ids: the ids of all features.
             places: the place of each of the collection's features among them.
 
         Raises:
@@ -205,7 +205,7 @@ class Bags:
         Args:
             got: what came: the parts of each rank's :class:`Asked`.
             came: how much of it each rank has sent.
-            look_up: of the collection: looks up tables by a plan.
+            look_up: the collection's function that looks up tables by a plan.
 
         Returns:
             The results, for one rank after the other.

@@ -18,7 +18,7 @@ def check_ids(ids: Ids, places: Sequence[int], features: Sequence[str]) -> None:
     Raise ``ValueError`` for offsets or weights with which no lookup can be made.
 
     Args:
-        ids: of all features.
+        ids: the ids of all features.
         places: the places among them of those that are looked up.
         features: the names of these.
     """
@@ -52,7 +52,7 @@ def check_keys(ids: Ids, features: Mapping[int, str]) -> None:
     Raise ``ValueError`` for a key that a table of int32 keys cannot have.
 
     Args:
-        ids: of all features.
+        ids: the ids of all features.
         features: those that are looked up in such tables, by their places among all, and their names.
     """
     if not features or ids.indices.dtype == torch.int32:

@@ -30,9 +30,9 @@ class Rows:
         whole: the collection's plan.
         tables: which of its tables, ascending.
         features: the names of the collection's features.
-        dtype: of the tables.
+        dtype: the dtype of the tables.
         rank: this rank.
-        ranks: W.
+        ranks: the number of ranks, W.
         pooled: whether results are pooled.
         merge: whether an id of a table travels once, however often it occurs.
         copied: whether every rank has all rows.
@@ -95,7 +95,7 @@ class Rows:
         Say which rows this rank wants.
 
         Args:
-            ids: of all features.
+            ids: the ids of all features.
             places: the place of each of the collection's features among them.
 
         Raises:
@@ -143,7 +143,7 @@ class Rows:
         Args:
             got: what came: rows; keys, and how often each occurs.
             came: how many of each rank and segment.
-            look_up: of the collection: looks up tables by a plan.
+            look_up: the collection's function that looks up tables by a plan.
 
         Returns:
             ``[R * D]``: the rows in the order in which they are asked for.

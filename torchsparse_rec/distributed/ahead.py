@@ -38,12 +38,12 @@ class Ahead:
     A lookup whose ids travel before its step: the argument of a sharded module's call, made by :func:`prefetch`.
 
     Args:
-        shards: of the module.
+        shards: the shards of the module.
         module: that will be called.
         given: a function that returns the arguments of the call, or none if this rank has no batch any more; its errors
             are raised on all ranks.
-        turns: of the iterator.
-        status: of this rank.
+        turns: the turns of the iterator.
+        status: the status of this rank.
     """
 
     request: Request
@@ -102,8 +102,8 @@ class Ahead:
         Do what :meth:`Shards.look_up` does.
 
         Args:
-            shards: of the module that is called.
-            module: whose tables they are.
+            shards: the shards of the module that is called.
+            module: the module that owns the tables.
             others: arguments of the call beside this one.
             apart: whether results lie end to end, though they may lie side by side.
 

@@ -27,17 +27,17 @@ class Use:
     A table, and what a step does with it.
 
     Args:
-        name: of the table.
+        name: the name of the table.
         rows: V; None for a table that grows.
         dim: D.
-        element_bytes: of an element.
-        row_bytes: of a row with its optimizer's states.
-        ids: of a rank's batch, all features together.
-        distinct: of those ids. An example batch tells, or :func:`expected_distinct`.
+        element_bytes: the bytes of an element.
+        row_bytes: the bytes of a row with its optimizer's states.
+        ids: the ids of a rank's batch, all features together.
+        distinct: the number of distinct ones, from an example batch or :func:`expected_distinct`.
         bags: results of a rank's batch, all features together: as many as ids where nothing is pooled.
         pooled: whether ids are pooled.
         whole_rows: whether rows must not be cut into columns, as ``max_norm`` or the optimizer takes them as wholes.
-        wire_bytes: of an element on the way; None: as in memory.
+        wire_bytes: the bytes of an element on the way; None: as in memory.
 
     Example:
         >>> Use("users", rows=1000, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=612, bags=4096).bytes()
@@ -78,7 +78,7 @@ def expected_distinct(ids: float, rows: int, exponent: float = 1.05) -> float:
     Return how many different ids are expected in a batch whose ids follow a power law.
 
     Args:
-        ids: of the batch.
+        ids: the ids of the batch.
         rows: V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x ** -exponent``.
         exponent: 0 for ids that are all as frequent.
 
@@ -140,11 +140,11 @@ class Option:
 
     Args:
         plan: where the table is.
-        seconds: of every rank.
-        owners_seconds: of all owners together, by their shares.
+        seconds: the seconds of every rank.
+        owners_seconds: the seconds of all owners together, by their shares.
         sent: bytes that a rank sends, the mean of all ranks.
-        messages: of a step, which all tables with as many share.
-        unit_bytes: of a unit of the spread.
+        messages: the messages of a step, which all tables with as many share.
+        unit_bytes: the bytes of a unit of the spread.
         spread: over ranks.
 
     Example:

@@ -25,8 +25,8 @@ def drawn_part(table: Table, kept: Kept, seed: int, device: torch.device) -> Ten
     Args:
         table: whose initializer draws.
         kept: what this rank keeps of it.
-        seed: of the table, the same on all ranks.
-        device: of the part.
+        seed: the seed of the table, the same on all ranks.
+        device: the device of the part.
     """
     assert table.rows is not None
     dtype, padding = table.weight.dtype, table.padding_idx

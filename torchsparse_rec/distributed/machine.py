@@ -56,7 +56,7 @@ def calibrate(mesh: DeviceMesh | dist.ProcessGroup | None = None) -> Machine:
     Measure the planner's constants in the job, in about a second. All ranks call it.
 
     Args:
-        mesh: of the ranks, or their process group. Default: all ranks.
+        mesh: the mesh of the ranks, or their process group. Default: all ranks.
 
     Returns:
         The constants of the slowest rank in each: the same on all ranks.

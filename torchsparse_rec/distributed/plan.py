@@ -61,7 +61,8 @@ class ColumnWise:
     ``Ftrl``, and most others with ``lazy=True``, by which rows of gradient zero stay.
 
     Args:
-        ranks: of the first, second, ... part of its columns. Default None: all ranks, or as many as have columns.
+        ranks: the ranks of the first, second, ... part of its columns. Default None: all ranks, or as many as have
+            columns.
 
     Example:
         >>> ColumnWise([2, 0])
@@ -119,7 +120,7 @@ def as_plan(table: str, given: TablePlan | str, ranks: int, dim: int) -> TablePl
     Args:
         table: its name, for errors.
         given: a plan, or ``"row_wise"``, ``"table_wise"``, ``"column_wise"``, ``"data_parallel"``.
-        ranks: W.
+        ranks: the number of ranks, W.
         dim: D.
 
     Returns:
@@ -187,7 +188,7 @@ class Chosen:
         use: the table.
         plan: where it is.
         sent: bytes that a rank sends for it in a step, the mean of all ranks.
-        seconds: of a step on the rank that takes longest for it, by the model.
+        seconds: the seconds of a step on the rank that takes longest for it, by the model.
         why: in words.
 
     Example:
@@ -218,7 +219,7 @@ class Planned:
 
     Args:
         tables: by name, in the order in which they were given.
-        seconds: of a step, of each rank, by the model.
+        seconds: the seconds of a step, of each rank, by the model.
         bytes: that each rank has, tables and states.
 
     Example:

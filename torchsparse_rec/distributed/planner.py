@@ -33,7 +33,7 @@ def choose(
 
     Args:
         uses: the tables.
-        ranks: W.
+        ranks: the number of ranks, W.
         memory: bytes of a rank for tables and states. None: they fit.
         machine: the constants of the model.
         given: plans that are not chosen, by table.
@@ -153,8 +153,8 @@ class _State:
     What has been chosen so far, and what each rank has of it.
 
     Args:
-        options: of each table.
-        ranks: W.
+        options: the options of each table.
+        ranks: the number of ranks, W.
         memory: bytes of a rank.
         machine: the constants of the model.
     """

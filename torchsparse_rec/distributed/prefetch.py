@@ -31,7 +31,7 @@ def prefetch(
     items in turn, and look each of them up once.
 
     Args:
-        batches: of this rank. Two more than were yielded are taken of it.
+        batches: the batches of this rank. Two more than were yielded are taken of it.
         module: that :func:`shard` split, or a part of such a module: one collection or one table.
         features: a function from a batch to what ``module`` takes; several arguments are a tuple.
         empty: a batch without examples, which this rank yields when its own have ended and those of another rank have

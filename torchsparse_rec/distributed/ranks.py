@@ -134,10 +134,10 @@ class Ranks:
 
         Args:
             group: in which messages of the same kind follow each other.
-            call: see :meth:`headers`.
-            counts: see :meth:`headers`.
-            error: see :meth:`headers`.
-            status: of this rank if it has no error.
+            call: the argument of :meth:`headers`.
+            counts: the argument of :meth:`headers`.
+            error: the argument of :meth:`headers`.
+            status: the status of this rank if it has no error.
 
         Returns:
             A function that returns the counts from each rank, and each rank's status.
@@ -310,7 +310,7 @@ class Ranks:
 
         Args:
             call: what this rank does.
-            number: of the header.
+            number: the number of the header.
         """
         said = agreed(self.group, f"{call} (call {number})")
         raise RuntimeError(

@@ -53,11 +53,11 @@ class Shards:
     Where a module's tables are, and how they are looked up there.
 
     Args:
-        name: of the module, for errors.
+        name: the name of the module, for errors.
         tables: that it looks up.
-        plans: of each table.
+        plans: the plans of each table.
         merge: whether an id of a table travels once, however often it occurs.
-        wire_dtype: of wider rows, results and gradients on the way; None: their own.
+        wire_dtype: the dtype of wider rows, results and gradients on the way; None: their own.
         ranks: that share the tables.
     """
 
@@ -144,7 +144,7 @@ class Shards:
         Say what this rank will want of the others in a call of the module.
 
         Args:
-            module: whose tables they are. Its ``_inputs`` says what a call looks up.
+            module: the module that owns the tables. Its ``_inputs`` says what a call looks up.
             given: the arguments of the call.
             how: for ``_inputs``.
 
@@ -173,9 +173,9 @@ class Shards:
         Return what all ranks must do as this one does, and whether the lookup has gradients.
 
         Args:
-            module: whose tables they are.
+            module: the module that owns the tables.
             weights: the tables' parameters.
-            ids: of the call.
+            ids: the ids of the call.
         """
         given, training, its = ids.per_sample_weights, module.training, list(weights)
         others = ""
@@ -198,7 +198,7 @@ class Shards:
         Check that the module's tables can be looked up.
 
         Args:
-            module: whose tables they are.
+            module: the module that owns the tables.
             weights: the tables' parameters.
             trained: whether the lookup has gradients.
 
@@ -228,9 +228,9 @@ class Shards:
         Look up what a call of the module asks for, as all ranks do in the same call.
 
         Args:
-            module: see :meth:`request`.
-            given: see :meth:`request`.
-            how: see :meth:`request`.
+            module: the argument of :meth:`request`.
+            given: the argument of :meth:`request`.
+            how: the argument of :meth:`request`.
 
         Returns:
             The call's input and its ids, as ``_inputs`` gives them, and the results, as on one process.
@@ -262,9 +262,9 @@ class Shards:
         Return the results of what all ranks ask for.
 
         Args:
-            module: whose tables they are.
+            module: the module that owns the tables.
             call: what this rank does.
-            request: of this rank.
+            request: the request of this rank.
             came: what the others want in each way of tables.
             trained: whether the lookup has gradients.
             got: what the others have sent before the call. None: it travels now.
@@ -373,7 +373,7 @@ class _Failed(Exception):
     A rank could not make the rows that others asked for, or ranks do different things.
 
     Args:
-        error: of this rank; None: it is another's, or ranks differ.
+        error: the error of this rank; None: it is another's, or ranks differ.
     """
 
     def __init__(self, error: Exception | None) -> None:

@@ -29,16 +29,16 @@ class Table:
 
     Args:
         module: that looks it up.
-        key: of its weight in the module's state.
+        key: the key of its weight in the module's state.
         name: by which plans may name it.
         child: the module whose parameter it is.
         rows: V, of the whole table; None if it grows.
         dim: D, of the whole table.
         features: that are looked up in it.
-        pooling: of their rows, or None.
-        padding_idx: as of the module that looks it up.
+        pooling: the pooling of their rows, or None.
+        padding_idx: the argument of the module that looks it up.
         max_norm: likewise.
-        initializer: of its rows, if it is on meta.
+        initializer: the initializer of its rows, if it is on meta.
     """
 
     module: Any

@@ -37,9 +37,9 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
 
     Args:
         params: of which at least one is split.
-        indices: as of the function.
-        combiners: as of the function.
-        sp_weights: as of the function.
+        indices: the argument of the function.
+        combiners: the argument of the function.
+        sp_weights: the argument of the function.
 
     Raises:
         ValueError: a table is whole, of a collection, or was split by another call of ``shard``; the parameter of a
@@ -96,9 +96,9 @@ class _Together:
     Tables that are looked up together: of a module, what :class:`Shards` asks for.
 
     Args:
-        name: of the lookup, for errors.
+        name: the name of the lookup, for errors.
         tables: the tables and lookups.
-        modules: of each table.
+        modules: the modules of each table.
     """
 
     def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:

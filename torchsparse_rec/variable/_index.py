@@ -26,10 +26,10 @@ def new_index(owner: str, entries: Tensor, counters: Tensor, seed: int = 0) -> T
 
     Args:
         owner: the table's name, for errors.
-        entries: of the table.
-        counters: of the table.
-        seed: of the index's hash. Default: 0, none. Where keys find no room, further hashes get seeds that nobody can
-            foresee.
+        entries: the entries of the table.
+        counters: the counters of the table.
+        seed: the seed of the index's hash. Default: 0, none. Where keys find no room, further hashes get seeds that
+            nobody can foresee.
 
     Raises:
         RuntimeError: keys collide under every hash.

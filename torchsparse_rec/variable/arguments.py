@@ -84,7 +84,7 @@ def check_whole(weight: Tensor, method: str, instead: str) -> None:
     Raise ``RuntimeError`` if a variable is split over ranks: a method would take this rank's keys for all.
 
     Args:
-        weight: of the variable.
+        weight: the weight of the variable.
         method: its name.
         instead: what to call.
     """

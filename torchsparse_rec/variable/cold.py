@@ -46,7 +46,7 @@ class ColdRows:
 
     Args:
         store: the first tier.
-        option: of the variable, with two tiers or more.
+        option: the option of the variable, with two tiers or more.
     """
 
     def __init__(self, store: RowStore, option: StorageOption) -> None:

@@ -35,9 +35,9 @@ class Coldness:
     Entries are read in parts, so that no temporary has the table's size.
 
     Args:
-        entries: as for :func:`coldest`; those of free rows are skipped.
+        entries: the argument of :func:`coldest`; those of free rows are skipped.
         step: rows of this or a later version stay.
-        by_frequency: as for :func:`coldest`.
+        by_frequency: the argument of :func:`coldest`.
     """
 
     def __init__(self, entries: Tensor, step: int, by_frequency: bool) -> None:

@@ -20,9 +20,9 @@ class CounterAdmission(torch.nn.Module):
     Admission by exact counts of the keys that have no row yet.
 
     Args:
-        name: of the owner, for errors.
+        name: the name of the owner, for errors.
         option: has the number of occurrences after which a key is admitted.
-        device: of the counts.
+        device: the device of the counts.
     """
 
     #: How many ids were looked up in training before they were admitted.
@@ -87,7 +87,7 @@ class SketchAdmission(OwnTensors):
 
     Args:
         option: has the number of occurrences after which a key is admitted, and the filter's sizes.
-        device: of the filter.
+        device: the device of the filter.
     """
 
     tensors = saved = ("sketch",)

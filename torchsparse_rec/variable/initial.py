@@ -27,9 +27,9 @@ class InitialRows(torch.nn.Module):
             option's initializer, or else :class:`TruncatedNormal`.
         option: gives the default initializer, and the number of rows that a function fills.
         embedding_dim: D.
-        seed: of random values.
-        dtype: of the rows.
-        device: of the rows.
+        seed: the seed of random values.
+        dtype: the dtype of the rows.
+        device: the device of the rows.
     """
 
     values: Tensor | None

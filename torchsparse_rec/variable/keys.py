@@ -36,10 +36,10 @@ class KeyRows(OwnTensors):
     Keys and their rows, in tensors whose format is described in csrc/table.h.
 
     Args:
-        name: of the owner, for errors.
+        name: the name of the owner, for errors.
         capacity: rows at first.
         reserved: the first rows, which no key gets.
-        device: of the tensors.
+        device: the device of the tensors.
     """
 
     tensors = ("entries", "counters", "free_rows", "index")
@@ -406,8 +406,8 @@ def insert_together(
         tables: the tables.
         ids: the keys of all tables.
         parts: where each table's keys begin and end in ``ids``, in ascending order.
-        versions: of each table.
-        make_rooms: of each table.
+        versions: the versions of each table.
+        make_rooms: the function ``make_room`` of each table.
 
     Returns:
         ``(rows, inserted)``; at positions in no part, the ids themselves and -1.

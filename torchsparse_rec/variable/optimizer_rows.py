@@ -197,7 +197,7 @@ class OptimizerRows:
         Make initial states for all rows, with as many rows as the table has now.
 
         Args:
-            names: of the states to make, where the optimizer has none yet.
+            names: the names of the states to make, where the optimizer has none yet.
             steps: how many the optimizer has taken.
             keep: whether states that have the table's size already stay.
         """
@@ -233,7 +233,7 @@ def flush_rows(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_
     Bring copies of rows up to date, in place.
 
     Args:
-        clock: of the table, with a history.
+        clock: the clock of the table, with a history.
         values: ``[N, D]``.
         states: the optimizer's states of these rows, by name.
         last_step: ``[N]`` int32, on the device of the values: the position in the history from which each row needs it.

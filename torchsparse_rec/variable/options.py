@@ -182,7 +182,7 @@ class L2WeightEvict:
 
     Args:
         l2_weight_threshold: not negative.
-        every: as of :class:`GlobalStepEvict`.
+        every: the argument of :class:`GlobalStepEvict`.
 
     Source: DeepRec's ``L2WeightEvict``, which evicts at checkpoints only.
 
@@ -239,7 +239,7 @@ class InitializerOption:
     The initial values of the rows of new keys.
 
     Args:
-        initializer: as of :class:`EmbeddingVariable`. Default: the variable's own argument.
+        initializer: the argument of :class:`EmbeddingVariable`. Default: the variable's own argument.
         default_value_dim: if the initializer is a function, it fills a table of this many rows, and a key begins with
             row ``key mod default_value_dim``. Default 4096.
         default_value_no_permission: the value of each element for a key that is not admitted yet. Default 0.

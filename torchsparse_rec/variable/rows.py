@@ -34,7 +34,7 @@ class TableRows:
 
     Args:
         store: the first tier.
-        option: of the variable.
+        option: the option of the variable.
         admission: the variable's filter.
     """
 
@@ -216,7 +216,7 @@ class TableRows:
         Yield all rows in parts, those of the first tier first.
 
         Args:
-            since: as of :meth:`first_tier`.
+            since: the argument of :meth:`first_tier`.
             order: returns the positions of some keys, ``[N]``, in the order in which those of the first tier are to
                 come. Default: the order of rows.
         """

@@ -20,7 +20,7 @@ def keep(rows: TableRows, has: Callable[[Tensor], Tensor], share: int | None) ->
     Let go of all keys but some, of all tiers and of a filter's exact counts, and of the room for the others.
 
     Args:
-        rows: of a variable, whose optimizer has no states yet.
+        rows: the rows of a variable, whose optimizer has no states yet.
         has: says which of some keys, ``[N]``, stay, ``[N]`` bool.
         share: by how many capacities are divided, rounded up. None: no key stays, and none will come.
     """

@@ -26,10 +26,11 @@ class RowStore:
     Rows by key, with what an optimizer keeps of them: they are read, written and erased together, and grow.
 
     Args:
-        name: of the variable, for errors.
-        key_dtype: of the variable.
+        name: the name of the variable, for errors.
+        key_dtype: the key_dtype of the variable.
         keys: the keys and their rows.
-        parameters: of the variable. Its ``"weight"`` has the values; it may be replaced by another Parameter.
+        parameters: the parameters of the variable. Its ``"weight"`` has the values; it may be replaced by another
+            Parameter.
         computed: returns the values where that is missing, as in a module that is pruned. A method: its object is not
             kept alive.
     """
@@ -98,7 +99,7 @@ class RowStore:
             versions: ``[N]`` int64, or that of all rows.
             states: ``[N, ...]`` by name; those that are not given get their initial value.
             steps: as of which step of the optimizer each row is up to date. Default: the last one.
-            make_room: as of :meth:`KeyRows.insert`.
+            make_room: the argument of :meth:`KeyRows.insert`.
 
         Returns:
             ``[N]``: the row where a key was inserted, elsewhere -1.

@@ -26,7 +26,7 @@ class TrainingRows:
     the optimizer's step begins.
 
     Args:
-        rows: of the variable.
+        rows: the rows of the variable.
         initial: the initial values of new rows.
         default: the value of keys that are not admitted.
     """

@@ -28,7 +28,7 @@ class KerasOptimizer(Optimizer):
         clipnorm: the largest norm of a gradient. Slices count as they come, those of one row apart.
         clipvalue: the largest element of a gradient, or of each slice by itself.
         global_clipnorm: the largest norm of all gradients, slices apart; they are added up after that.
-        use_ema: keep a moving average of every parameter.
+        use_ema: whether to keep a moving average of every parameter.
         ema_momentum: the share of that average that stays in a step.
         ema_overwrite_frequency: the number of steps after which parameters become their averages; None: never.
         loss_scale_factor: the number by which gradients are divided; see :meth:`scale_loss`.

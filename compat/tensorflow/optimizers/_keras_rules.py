@@ -20,7 +20,8 @@ class SGD(KerasOptimizer):
     With ``nesterov``: ``w += momentum * m - lr * g``. With momentum every row moves, also rows without a gradient.
 
     Args:
-        params, learning_rate, weight_decay, options: as of :class:`.KerasOptimizer`; so for all of Keras's rules.
+        params, learning_rate, weight_decay, options: the arguments of :class:`.KerasOptimizer`; so for all of Keras's
+            rules.
         momentum: the share of ``m`` that stays, in [0, 1].
         nesterov: whether to look ahead.
 

@@ -65,7 +65,7 @@ class LazyAdam(Optimizer):
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
                 :class:`.IndexedSlices`, or None: then its parameter stays as it is.
-            name: ignored.
+            name: the name, ignored.
 
         Raises:
             ValueError, IndexError: for a gradient that does not fit its parameter; then nothing has been written.

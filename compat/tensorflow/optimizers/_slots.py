@@ -106,7 +106,7 @@ def export_slots(
         optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
         variables: the names of the parameters, in their order: names, paths or TensorFlow's variables; by default
             ``variable_0``, ``variable_1``, ...
-        transposed: as of :func:`import_slots`.
+        transposed: the argument of :func:`import_slots`.
 
     Example:
         >>> from torchsparse_rec.compat.tensorflow.optimizers import v1

@@ -33,7 +33,7 @@ class RowOptimizer(Optimizer):
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
                 :class:`.IndexedSlices`, or None: then its parameter stays as it is.
             global_step: a tensor that grows by one.
-            name: ignored.
+            name: the name, ignored.
 
         Raises:
             ValueError, IndexError: for a gradient that does not fit its parameter; then nothing has been written.

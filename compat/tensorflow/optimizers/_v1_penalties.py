@@ -18,7 +18,7 @@ class AdagradDAOptimizer(RowOptimizer):
     Adagrad with dual averaging: the weight follows only from the sums of gradients and of their squares.
 
     Args:
-        params, learning_rate, use_locking, name: as of all optimizers of :mod:`.v1`.
+        params, learning_rate, use_locking, name: the arguments of all optimizers of :mod:`.v1`.
         global_step: the number of steps done: a number or scalar tensor, which is read here and then counted on.
         initial_gradient_squared_accumulator_value: the value with which the sum of squares begins.
         l1_regularization_strength: the factor of the l1 penalty.
