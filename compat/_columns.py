@@ -17,10 +17,10 @@ def feature_column_to_torch(column: Any, *, normalizers: Mapping[str, Any] | Non
     Return this library's column for one of TensorFlow's: the same ids, so that tables trained there stay valid.
 
     Args:
-        column: what a function of ``tf.feature_column`` made, or its configuration as ``serialize_feature_column``
+        column: the result of a function of ``tf.feature_column``, or its configuration as ``serialize_feature_column``
             writes it, ``{"class_name": ..., "config": {...}}``.
-        normalizers: for numeric columns with a ``normalizer_fn``, by feature: the function of a tensor that replaces
-            TensorFlow's, such as :class:`torchsparse_rec.features.Standardize`.
+        normalizers: the functions of a tensor that replace TensorFlow's, by feature, for numeric columns with a
+            ``normalizer_fn``; such as :class:`torchsparse_rec.features.Standardize`.
 
     Returns:
         A column of :mod:`torchsparse_rec.features`. The table of an embedding column is not copied.
@@ -181,8 +181,8 @@ def keras_layer_to_column(layer: Any, key: Any, *, dtype: Any = "string") -> Any
             modes ``"one_hot"`` and ``"multi_hot"`` (both with one id per example) and ``"count"`` they give an
             indicator column of it.
         key: the feature's name; for ``HashedCrossing`` a list of names.
-        dtype: what the feature of a ``Hashing`` layer holds, which the layer does not say: ``"string"`` (default),
-            or an integer dtype.
+        dtype: the dtype of a ``Hashing`` layer's feature, which the layer does not contain: ``"string"`` (default), or
+            an integer dtype.
 
     Returns:
         A column with the layer's ids. Tables trained on them stay valid. In batches with a fixed number of values per

@@ -28,9 +28,9 @@ def agreed(group: dist.ProcessGroup | None, value: Any, error: Exception | None 
     Return what each rank says, or raise the error of the first rank that has one, on all.
 
     Args:
-        group: of the ranks, which all call this. None: this process alone.
-        value: what this rank says; it can be pickled.
-        error: of this rank.
+        group: the group of the ranks, which all call this. None: only this process.
+        value: this rank's value; it can be pickled.
+        error: the error of this rank.
     """
     ranks = 1 if group is None else dist.get_world_size(group)
     if ranks == 1:
@@ -56,7 +56,7 @@ def agreeing(group: dist.ProcessGroup | None) -> Iterator[list[Any]]:
     Yield a list, to which this rank adds what it has to say; when the block ends it holds the list of each rank.
 
     Args:
-        group: of the ranks, which all call this. None: this process alone.
+        group: the group of the ranks, which all call this. None: only this process.
 
     Raises:
         The error in the block of the first rank that has one, on all.
@@ -75,8 +75,8 @@ def together(group: dist.ProcessGroup | None, steps: Generator[object, None, Non
     Do the steps of this rank's work, however long it takes, while the others do theirs.
 
     Args:
-        group: of the ranks, which all call this. None: this process alone.
-        steps: whose items are of no account.
+        group: the group of the ranks, which all call this. None: only this process.
+        steps: the steps, an iterable whose items are not used.
 
     Raises:
         The error of the first rank that has one, on all, soon after.

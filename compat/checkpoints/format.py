@@ -321,7 +321,7 @@ def reading(path: str) -> Iterator[None]:
     A file that is missing, or may not be opened, keeps its kind of error.
 
     Args:
-        path: what the caller gave.
+        path: the caller's path.
     """
     try:
         yield

@@ -59,7 +59,7 @@ def growing_rows(source: Source, base: str, width: int, ends: Mapping[str, tuple
         source: the file.
         base: the variable's name.
         width: the width of its rows.
-        ends: how the names of slots end, and by what these are multiplied, by the name of the state.
+        ends: the ends of the slots' names and the factors of the slots, by the name of the state.
 
     Raises:
         ValueError: tensors are missing, or their shapes differ.
@@ -125,7 +125,7 @@ def check_rows(table: EmbeddingVariable, parts: list[GrowingRows], path: str, na
 
     Args:
         table: the table.
-        parts: what a file has for it.
+        parts: the table's rows in a file.
         path: the path of the file.
         name: the name of the table.
     """

@@ -70,8 +70,8 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None, parts: bool = Fa
     Return the tables of a model.
 
     Args:
-        model: whose tables are modules of torch or of ours.
-        chosen: those that are wanted, by name, by the name of their module or of their parameter; any parameter may be
+        model: the model, whose tables are modules of torch or of ours.
+        chosen: the wanted tables, by name, by the name of their module or of their parameter; any parameter may be
             among them. None: all tables.
         parts: whether tables of fixed size may be split over ranks.
 
@@ -245,12 +245,12 @@ def _are_copies(source: Source, a: Found, b: Found) -> bool:
 
 def chosen(text: str, names: list[tuple[str, list[str]]], between: str = "/") -> list[str]:
     """
-    Return those of some names that, or other names of which, a text matches.
+    Return the names that a text matches, or whose other names it matches.
 
     Args:
         text: a name; or some parts of one; or a pattern with ``*`` for anything.
-        names: each with all names of the same.
-        between: what is between the parts of a name.
+        names: the names, each with all other names of the same variable.
+        between: the separator of the parts of a name.
     """
     exact = [name for name, others in names if text in others]
     if exact:

@@ -64,10 +64,10 @@ def check_plan(
 
     Args:
         path: the path of the file.
-        plan: what it has.
-        optimizer: that takes over the states.
-        where_steps: by which names files say how many steps have been taken.
-        shape: the shape of the whole table. Default: of the parameter.
+        plan: the table's plan, with what the file has for it.
+        optimizer: the optimizer that takes over the states.
+        where_steps: the names under which files have the number of steps that have been taken.
+        shape: the shape of the whole table. Default: the parameter's.
     """
     target, slots = plan.target, plan.slots
     parameter, growing, group = target.parameter, target.growing, group_of(optimizer, target.parameter)
@@ -138,9 +138,9 @@ def load_plan(
     Write what a file has for a table into the model and its optimizer, a piece at a step.
 
     Args:
-        plan: what it has, checked.
-        optimizer: that takes over the states.
-        copy: copies a piece to the table, or to a state of its rows, of which a rank may have a part.
+        plan: the table's plan, checked.
+        optimizer: the optimizer that takes over the states.
+        copy: a function that copies a piece to the table, or to a state of its rows; a rank may have a part of these.
     """
     target, steps = plan.target, plan.slots.steps or 0
     if target.growing is not None:

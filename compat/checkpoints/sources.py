@@ -112,7 +112,7 @@ def open_source(path: str | os.PathLike[str], strategy: str) -> Source:
     Args:
         path: the path of the file; a checkpoint's without ``.index``, or its folder, where the file ``checkpoint``
             names the last one; a SavedModel's folder.
-        strategy: how rows lie in partitions that are stored under names of their own: "div" or "mod".
+        strategy: the rule by which rows lie in partitions that are stored under separate names: "div" or "mod".
     """
     path = os.fspath(path)
     with reading(path):

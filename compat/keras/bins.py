@@ -25,9 +25,9 @@ class Discretization(Encoder):
     one. Floats are compared in float32, whatever the layer's dtype is.
 
     Args:
-        bin_boundaries: ascending.
-        num_bins: instead of boundaries: how many bins, with about equally many numbers, ``adapt`` finds.
-        epsilon: how far off the boundaries may be, as a fraction of the numbers. Default 0.01.
+        bin_boundaries: the boundaries, ascending.
+        num_bins: the number of bins, with about equally many numbers, that ``adapt`` finds, instead of boundaries.
+        epsilon: the largest error of the boundaries, as a fraction of the numbers. Default 0.01.
         output_mode: ``"int"``: bins, int32; ``"one_hot"``, ``"multi_hot"``, ``"count"``: vectors, as of
             :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
@@ -76,7 +76,7 @@ class Discretization(Encoder):
 
         Args:
             data: one array or tensor, or an iterable of such batches.
-            steps: how many batches to take at most. Default: all.
+            steps: the most batches to take. Default: all.
 
         Raises:
             ValueError: for a layer that was given boundaries.

@@ -82,7 +82,7 @@ def encode(x: Any, mode: str, depth: int, dtype: torch.dtype, sparse: bool, weig
             ``SparseTensor`` may have them if the vectors are strided.
         dtype: the vectors' dtype.
         sparse: whether they are given as a ``SparseTensor``.
-        weights: of ``x``'s shape, for ``"count"``.
+        weights: weights of ``x``'s shape, for ``"count"``.
     """
     counts_all = mode == "count"
     if isinstance(x, SparseTensor):

@@ -126,7 +126,7 @@ class IndexLookup(Layer):
         Args:
             vocabulary: distinct tokens, with or without the special ones before them: a list, tuple, numpy or pyarrow
                 array or tensor; or the name of a text file with one token in each line.
-            idf_weights: one for each, for ``output_mode="tf_idf"`` and no other.
+            idf_weights: a weight for each token, for ``output_mode="tf_idf"`` and no other.
 
         Raises:
             ValueError: for what Keras refuses too.
@@ -208,7 +208,7 @@ class IndexLookup(Layer):
 
         Args:
             data: one array or list of tokens, or an iterator, generator or data set of such batches.
-            steps: how many batches to take at most. Default: all.
+            steps: the most batches to take. Default: all.
 
         Raises:
             ValueError: for a layer that was given a vocabulary.

@@ -22,9 +22,9 @@ class StringLookup(IndexLookup):
     vocabulary's.
 
     Args:
-        max_tokens: how many ids there may be. Default: no limit.
-        num_oov_indices: how many ids are for unknown strings: with more than one, by their hash; 0: an unknown
-            string is an error. Default 1.
+        max_tokens: the largest number of ids. Default: no limit.
+        num_oov_indices: the number of ids for unknown strings: with more than one, by their hash; 0: an unknown string
+            is an error. Default 1.
         mask_token: a string with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
         oov_token: the string that ids without a string become with ``invert``. Default ``"[UNK]"``.
         vocabulary: the argument of :meth:`set_vocabulary`. Default: ``adapt`` finds it.

@@ -79,7 +79,7 @@ class RaggedTensor:
         Args:
             values: ``[N, ...]``.
             value_rowids: ``[N]``, sorted and not negative.
-            nrows: how many rows there are; default: the last row id + 1.
+            nrows: the number of rows. Default: the last row id + 1.
             name: the name, ignored.
             validate: an argument that is ignored.
 
@@ -174,7 +174,7 @@ class RaggedTensor:
             tensor: ``[nrows, ncols, ...]``.
             lengths: ``[nrows]``: how much of each row to keep; cut to ``[0, ncols]``. Only with ragged_rank 1.
             padding: a value: elements at a row's end that are equal to it are dropped. Not with ``lengths``.
-            ragged_rank: how many dimensions after the first become ragged.
+            ragged_rank: the number of dimensions after the first that become ragged.
             name: the name, ignored.
             row_splits_dtype: torch.int64; others are not supported.
 

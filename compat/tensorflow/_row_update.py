@@ -125,9 +125,10 @@ def _step(
     Make the function of one of TensorFlow's operators from its name and docstring.
 
     Args:
-        result: what makes the result of ``var`` and the slots: a class with their names as fields, or a function.
-        arguments: the names of the arguments in TensorFlow's order, and the flag. Those beside ``var``, slots, ``grad``
-            and ``indices`` are the rule's hyperparameters, in its order; one in parentheses is no argument, and is 0.
+        result: the maker of the result of ``var`` and the slots: a class with their names as fields, or a function.
+        arguments: the names of the arguments in TensorFlow's order, and the flag. The names beside ``var``, slots,
+            ``grad`` and ``indices`` are the rule's hyperparameters, in its order; one in parentheses is no argument,
+            and is 0.
         rules: the kernel's rule; with a flag, the rules where it is False and where it is True.
     """
     flags = {x: _FLAGS[x] for x in arguments.split() if x in _FLAGS}

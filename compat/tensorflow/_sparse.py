@@ -32,7 +32,8 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
     Return the same elements, in row-major order, in another shape; entries keep their order.
 
     Args:
-        sp_input: its indices are not checked: one outside the shape gives one outside the new shape.
+        sp_input: the sparse tensor, whose indices are not checked: one outside the shape gives one outside the new
+            shape.
         shape: numbers or an integer vector; one may be -1 and follows from the others.
         name: the name, ignored.
 
@@ -64,7 +65,7 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
     Give every row without entries one: ``default_value`` at ``[row, 0, ...]``.
 
     Args:
-        sp_input: any rank >= 1; entries in any order.
+        sp_input: a sparse tensor of any rank >= 1, with entries in any order.
         default_value: a scalar of the values' kind.
         name: the name, ignored.
 

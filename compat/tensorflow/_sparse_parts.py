@@ -31,7 +31,7 @@ def concat(
     Args:
         axis: the dimension, in [-rank, rank).
         sp_inputs: sparse tensors of one rank and dtype, whose sizes are equal except along ``axis``. A single one is
-            returned as it is.
+            returned unchanged.
         expand_nonconcat_dims: whether other sizes may differ: the largest counts.
         name: the name, ignored.
 
@@ -85,7 +85,7 @@ def slice(sp_input: SparseTensor, start: Any, size: Any, name: str | None = None
 
     Args:
         sp_input: the sparse tensor; its entries keep their order.
-        start: where the block begins in each dimension.
+        start: the beginning of the block in each dimension.
         size: the size of the block in each dimension; what lies beyond the tensor is left off.
         name: the name, ignored.
 
@@ -116,7 +116,7 @@ def expand_dims(sp_input: SparseTensor, axis: Any = None, name: str | None = Non
 
     Args:
         sp_input: the sparse tensor.
-        axis: where, in [-rank - 1, rank]; default -1: behind the last.
+        axis: the place of the new dimension, in [-rank - 1, rank]. Default -1: behind the last.
         name: the name, ignored.
 
     Raises:

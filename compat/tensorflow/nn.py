@@ -20,7 +20,7 @@ def embedding_lookup(
 
     Args:
         params: ``[V, ...]``, or a list of shards. A tuple is one table, of the tensors stacked, as in TensorFlow.
-        ids: any shape, int16, int32 or int64, in ``[0, V)``; or a ragged tensor.
+        ids: row numbers of any shape, int16, int32 or int64, in ``[0, V)``; or a ragged tensor.
         max_norm: rows are multiplied with ``max_norm / max(||x||, max_norm)``.
         name: the name, ignored.
         sparse_gradient: whether tables get coalesced sparse COO gradients instead of dense ones: TensorFlow's
@@ -60,7 +60,7 @@ def embedding_lookup_sparse(
         params: the argument of :func:`embedding_lookup`.
         sp_ids: a sparse tensor, combined over all its dimensions but the first, with sorted rows; or a ragged tensor of
             rank 2.
-        sp_weights: None, or of the kind of ``sp_ids``; only its values are looked at. They are cast to the dtype of
+        sp_weights: None, or of the kind of ``sp_ids``; only its values are used. They are cast to the dtype of
             ``params`` (float32 for half types).
         combiner: ``"sum"``, ``"mean"`` (also None) or ``"sqrtn"``.
         max_norm: the argument of :func:`embedding_lookup`.
@@ -108,7 +108,7 @@ def safe_embedding_lookup_sparse(
     where :func:`embedding_lookup_sparse` drops trailing empty ones.
 
     Args:
-        embedding_weights: as ``params`` in :func:`embedding_lookup`; of rank 2 if ``default_id`` is None.
+        embedding_weights: the argument ``params`` of :func:`embedding_lookup`; of rank 2 if ``default_id`` is None.
         sparse_ids: a sparse tensor of any rank, combined over its last dimension, in any order; or a ragged tensor of
             rank 2.
         sparse_weights: None, or of the kind of ``sparse_ids`` and the dtype of ``embedding_weights``.

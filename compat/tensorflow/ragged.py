@@ -50,7 +50,7 @@ def cross_hashed(
 
     Args:
         inputs: the argument of :func:`cross`.
-        num_buckets: hashes are taken modulo this number; 0: modulo 2 ** 63 - 1.
+        num_buckets: the number by whose modulo hashes are taken; 0: modulo 2 ** 63 - 1.
         hash_key: an integer of 64 bits; default: TensorFlow's. (0 is the key 0, unlike in ``tf.sparse.cross_hashed``.)
         name: the name, ignored.
 

@@ -183,8 +183,8 @@ def UniqueV2(*, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str
     Return the distinct slices of ``x`` along an axis, in order of first appearance.
 
     Args:
-        x: of any rank, or of rank 1 without an axis; dtypes as of :func:`torchsparse_rec.compat.tensorflow.unique`. A
-            slice with a NaN equals no other.
+        x: a tensor of any rank, or of rank 1 without an axis; dtypes as of
+            :func:`torchsparse_rec.compat.tensorflow.unique`. A slice with a NaN equals no other.
         axis: a vector of int32 or int64: ``[]`` for no axis, or ``[axis]``, which may be negative.
         out_idx: dtype of ``idx``: torch.int32 or torch.int64.
         name: the name, ignored.
@@ -223,7 +223,8 @@ def Bucketize(*, input: Any, boundaries: Any, name: str | None = None) -> Tensor
     Return for each number how many boundaries are not above it; NaN falls into the last bucket.
 
     Args:
-        input: any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as float32.
+        input: numbers of any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as
+            float32.
         boundaries: a list of numbers, ascending, kept as float32.
         name: the name, ignored.
 

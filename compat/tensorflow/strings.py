@@ -24,7 +24,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
         input: strings: a ``str`` or ``bytes``, a nested list of them, a numpy array of dtype ``S``, ``U`` or ``O``, or
             a pyarrow array, of any shape; ``str`` is hashed as UTF-8. Or an integer tensor or array, for which
             TensorFlow needs ``tf.strings.as_string`` first; the result is the same.
-        num_buckets: at least 1, below 2 ** 63.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
         name: the name, ignored.
 
     Returns:
@@ -49,7 +49,7 @@ def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | No
 
     Args:
         input: the argument of :func:`to_hash_bucket_fast`.
-        num_buckets: at least 1, below 2 ** 63.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
         key: two integers of 64 bits, signed.
         name: the name, ignored.
 
@@ -77,7 +77,7 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
 
     Args:
         input: the argument of :func:`to_hash_bucket_fast`.
-        num_buckets: at least 1, below 2 ** 63.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
         name: the name, ignored.
 
     Returns:
@@ -137,8 +137,8 @@ def as_string(
         scientific: whether floats are written with an exponent.
         shortest: whether floats are written with an exponent or without, whichever is shorter.
         width: the least length of a text; -1: no padding. Not for booleans.
-        fill: what a shorter text is padded with: a space or nothing, "0"; or "+", "-" and "#" with C's meaning, in
-            which " " and "+" stand before numbers that are not negative, and before no unsigned ones.
+        fill: the padding of a shorter text: a space or nothing, "0"; or "+", "-" and "#" with C's meaning. There " "
+            and "+" stand before numbers that are not negative, and before no unsigned ones.
         name: the name, ignored.
 
     Returns:

@@ -40,21 +40,22 @@ def load_tables(
     Args:
         path: a V2 checkpoint, without ``.index``, or its folder, for the last one; a SavedModel's folder; a
             ``.weights.h5`` or ``.keras`` file, which need h5py.
-        model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
-        tables: what the file calls them: a mapping of the model's names to the file's, of those to load; or a pattern
-            such as ``"model/{}/embeddings"``, with the table's name for ``{}``, of all. Default ``"{}"``. A name in the
-            file is exact, or some parts of one between slashes, or has ``*`` for anything, and must fit one variable.
-            Names of the model are those of tables, modules or parameters: ``"users"``,
+        model: the model, whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables
+            included.
+        tables: the tables' names in the file: a mapping of the model's names to the file's, for the tables to load; or
+            a pattern such as ``"model/{}/embeddings"``, with the table's name for ``{}``, for all tables. Default
+            ``"{}"``. A name in the file is exact, or some parts of one between slashes, or has ``*`` for anything, and
+            must fit one variable. The model's names are of tables, modules or parameters: ``"users"``,
             ``"bags.embedding_bags.users.weight"``.
         optimizer: an Adam, AdamW, Adagrad, Ftrl, RMSprop or SGD of :mod:`torchsparse_rec.optim`, which takes over the
-            slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: of Adam
-            also ``tensorflow_eps=True``; of momentum the lr, of which TensorFlow's slot is a multiple. Where
-            no optimizer there has TensorFlow's rule, docs/tensorflow.md says what to use instead.
+            slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: for Adam
+            also ``tensorflow_eps=True``; for momentum the lr, since TensorFlow's slot is a multiple of it. Where no
+            optimizer there has TensorFlow's rule, docs/tensorflow.md names a replacement.
         variables: the variables of a file of Keras, with an optimizer: the names of all trainable variables, in the
             order of ``model.trainable_variables``, such as ``[v.path for v in model.trainable_variables]``. It is
             needed where several have the shape of one table.
-        partition_strategy: how ids lie in partitions that have names of their own: ``"div"`` (default) or ``"mod"``,
-            the default of ``tf.compat.v1.nn.embedding_lookup``.
+        partition_strategy: the rule by which ids lie in partitions with separate names: ``"div"`` (default) or
+            ``"mod"``, the default of ``tf.compat.v1.nn.embedding_lookup``.
         dry_run: whether to print what would go where, and load nothing.
 
     Returns:
@@ -125,8 +126,8 @@ def save_tables(
         model: the argument of :func:`load_tables`.
         tables: the argument of :func:`load_tables`, except that names in the file are exact. Default ``"{}"``.
         optimizer: the argument of :func:`load_tables`; its slots are saved too.
-        partitions: into how many slices of rows a checkpoint cuts each table and slot, as a partitioned variable.
-            Default 1.
+        partitions: the number of slices of rows into which a checkpoint cuts each table and slot, as a partitioned
+            variable. Default 1.
         global_step: the count that a checkpoint has under this name, or Keras's ``iteration``. Default: the steps of
             the optimizer; SGD does not count them.
         dry_run: whether to print what would go where, and save nothing.

@@ -49,9 +49,9 @@ def _column(
         path: the file.
         name: the name of the tensor.
         dtype: the dtype of its elements.
-        shape: of what the file has, as it should be.
-        begin: the begin of its bytes.
-        columns: of ``[N, width]``, those that are wanted. Default: all.
+        shape: the shape that the file's content should have.
+        begin: the start of its bytes.
+        columns: the wanted columns of ``[N, width]``. Default: all.
 
     Raises:
         ValueError: the file has another size.

@@ -21,7 +21,7 @@ class Parts:
     What this rank keeps of each table of a model.
 
     Args:
-        model: some of whose modules may be split over ranks.
+        model: the model; some of its modules may be split over ranks.
 
     Raises:
         ValueError: modules are split over different ranks.
@@ -54,12 +54,12 @@ class Parts:
 
 def copy_kept(piece: Piece, out: Tensor, kept: KeptByPlan | None) -> None:
     """
-    Copy what a rank keeps of a piece of a table, or of a state of its rows, to its part of that.
+    Copy a rank's part of a piece of a table, or of a state of its rows.
 
     Args:
         piece: the piece of the whole table ``[V, D]``, or of one number for each row ``[V]``.
         out: this rank's part.
-        kept: what that is of the whole; None: all.
+        kept: the rank's part of the whole; None: all.
     """
     if kept is None or isinstance(kept.plan, Replicated):
         copy_bytes(piece, out)

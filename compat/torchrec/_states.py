@@ -83,7 +83,7 @@ def find_states(
         its: its states, as of :func:`states_by_variable`.
         optimizer: ours, which says what states are wanted.
         group: the parameter's group.
-        steps: how many steps have been taken, where the checkpoint does not say it.
+        steps: the number of steps that have been taken, where the checkpoint does not contain it.
         average_shards: whether one number for a row is made of those for each of its shards.
 
     Raises:

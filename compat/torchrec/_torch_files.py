@@ -130,8 +130,8 @@ def folder_tensors(folder: str, before: str = "") -> dict[str, Found]:
     Return the tensors of a folder of ``torch.distributed.checkpoint``.
 
     Args:
-        folder: that one trusts as code: ``.metadata`` is a pickle.
-        before: what names begin with, beside those in the folder.
+        folder: the folder, which one trusts as code: ``.metadata`` is a pickle.
+        before: a prefix for the names in the folder.
 
     Raises:
         ValueError: it is no such folder.
@@ -184,11 +184,11 @@ def _check_sizes(name: Any, its: Any) -> None:
 
 class _Pieces:
     """
-    The pieces of a folder's tensors, each found, and compared with its checksum, when it is first asked for.
+    The pieces of a folder's tensors. A piece is found, and compared with its checksum, when it is first asked for.
 
     Args:
-        folder: where the files are.
-        stored: what the folder's metadata says of each piece.
+        folder: the folder of the files.
+        stored: the entry of each piece in the folder's metadata.
     """
 
     def __init__(self, folder: str, stored: Mapping[Any, Any]) -> None:

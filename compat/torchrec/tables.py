@@ -46,21 +46,23 @@ def load_tables(
             split by rows, by columns or not; or one with such folders in it; a file of ``torch.save``, or a state,
             with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow.
             One must trust a folder of torch as one trusts code: a part of it is a pickle.
-        model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
-        tables: what the checkpoint calls them: a mapping of the model's names to the checkpoint's, of those to load,
-            any parameters among them; or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the table's name
-            for ``{}``, of all. A name in the checkpoint is exact, but that ``model.`` or ``module.`` before it may be
-            left out; or some parts of one between dots; or has ``*`` for anything. It must fit one tensor. Default: the
-            parameter's own name, or else the table's.
-        optimizer: one of :mod:`torchsparse_rec.optim`, which takes over the states of the tables that it holds, be they
-            called as by fused optimizers or as by torch's. Its hyperparameters are those that it was made with: the
-            checkpoint does not say TorchRec's, nor by which of two optimizers with states of the same names it was.
-            Fused optimizers leave rows without a gradient alone: ``lazy=True``.
-        steps: how many steps the optimizer has taken, where the checkpoint does not say it, as those of TorchRec's
-            fused Adam and of SOK do not.
-        average_shards: for the row-wise optimizers of a table that was split by columns, which has one number for a row
-            in each shard: whether to take their mean, by the shards' widths. That is what one number for the whole row
-            would be after the same gradients, but steps from there differ from TorchRec's. Default False: refuse.
+        model: the model, whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables
+            included.
+        tables: the tables' names in the checkpoint: a mapping of the model's names to the checkpoint's, for the tables
+            to load, any parameters among them; or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the
+            table's name for ``{}``, for all tables. A name in the checkpoint is exact, except that ``model.`` or
+            ``module.`` before it may be left out; or some parts of one between dots; or has ``*`` for anything. It must
+            fit one tensor. Default: the parameter's own name, or else the table's.
+        optimizer: an optimizer of :mod:`torchsparse_rec.optim`, which takes over the states of the tables that it
+            holds. The states may have the names of fused optimizers or of torch's. The optimizer keeps its
+            hyperparameters: the checkpoint does not contain TorchRec's, nor which of two optimizers with states of the
+            same names wrote it. Fused optimizers do not change rows without a gradient: ``lazy=True``.
+        steps: the number of steps that the optimizer has taken, where the checkpoint does not contain it, as with
+            TorchRec's fused Adam and SOK.
+        average_shards: whether to take the mean of the shards' numbers, weighted by the shards' widths. It is for
+            row-wise optimizers of a table that was split by columns, which has one number for a row in each shard. The
+            mean is what one number for the whole row would be after the same gradients, but steps from there differ
+            from TorchRec's. Default False: refuse.
         dry_run: whether to print what would go where, on the first rank, and load nothing.
 
     Returns:

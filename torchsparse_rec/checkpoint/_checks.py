@@ -78,7 +78,7 @@ class ContentChecks:
             path: the path of the shard's file, for errors.
             name: the name of the shard: rows, order, erased, candidates or sketch.
             tensors: the tensors of the shard, by name.
-            states: that rows must have, by the metadata of the shard's version.
+            states: the states that rows must have, by the metadata of the shard's version.
 
         Raises:
             CheckpointError: if the shard cannot be restored; the error names the file.

@@ -74,9 +74,9 @@ class GrowingTable:
 
     Args:
         table: the module that is the table.
-        keys: which keys this rank keeps.
+        keys: the keys that this rank keeps.
         is_split: whether they are split over ranks; else each rank has all.
-        writes: whether this rank writes its keys: of copies the first does.
+        writes: whether this rank writes its keys: the first rank writes copies.
         key: the name of the table in the model.
     """
 
@@ -321,7 +321,7 @@ class Contents:
         Args:
             options: the options of each group.
             dense: the states of parameters that are no tables, by name.
-            numbers: of tables, by name. States of this rank's parts are those of :attr:`fixed`.
+            numbers: the numbers of tables, by name. States of this rank's parts are in :attr:`fixed`.
         """
         assert self.optimizer is not None
         now = self.optimizer.state_dict()

@@ -45,8 +45,8 @@ class ShardWriter:
 
         Args:
             name: the name of the shard.
-            tensors: by name.
-            about: what the manifest is to say of it, as JSON gives it back.
+            tensors: the tensors by name.
+            about: the manifest's entry about it, equal to what JSON reads back.
         """
         index = len(self.shards)
         self._on_phase(f"write shard {index}")
@@ -145,8 +145,8 @@ class Writer:
 
         Args:
             name: the name of the shard, for readers; several shards may have the same name.
-            tensors: by name: dense, of floats, integers or bool, on any device.
-            about: what the manifest is to say of the shard, a mapping as JSON gives it back. Default: nothing.
+            tensors: the tensors by name: dense, of floats, integers or bool, on any device.
+            about: the manifest's entry about the shard, a mapping equal to what JSON reads back. Default: nothing.
 
         Raises:
             ValueError: for tensors that cannot be stored.

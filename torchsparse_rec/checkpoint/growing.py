@@ -73,10 +73,10 @@ def shards_of(
 
     Args:
         rows: the rows of the variable.
-        since: only what has changed since this step. Default: all.
+        since: the step since which rows must have changed to be written. Default: all are written.
         delta: whether they are on top of others.
         order: the order of the first tier's keys in shards "rows", see :meth:`TableRows.parts`; a shard "order" has the
-            keys in the order of rows, for who reads all of them. Default: that is the order of "rows" too.
+            keys in the order of rows, for readers of all keys. Default: "rows" has this order too.
     """
     if delta and rows.erased:
         yield "erased", {"keys": torch.cat(rows.erased).unique()}
@@ -151,9 +151,9 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
 
     Args:
         rows: the rows of the variable.
-        chains: from :func:`checked`.
-        shard: only keys with ``key mod num_shards == shard`` are restored.
-        num_shards: 1: all keys are restored.
+        chains: the result of :func:`checked`.
+        shard: the number of this shard: only keys with ``key mod num_shards == shard`` are restored.
+        num_shards: the number of shards; 1: all keys are restored.
     """
     store = rows.store
 

@@ -34,10 +34,10 @@ def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: 
     Return why :class:`KeyRows` cannot have a state, or None: operators that read a wrong one may read other memory.
 
     Args:
-        state: with the tensors of the keys.
+        state: a state with the tensors of the keys.
         prefix: the prefix of their names.
         reserved: the argument of :class:`KeyRows`.
-        rows: that the keys must be of. Default: any number.
+        rows: the number of rows that the keys must have. Default: any number.
     """
     # Of several empty tensors safetensors keeps one: there may be no free_rows.
     lacks_free = f"{prefix}free_rows" not in state

@@ -34,7 +34,7 @@ class CheckpointError(ValueError):
 
     Args:
         path: the path of the file that is refused.
-        problem: what is wrong with the file.
+        problem: the fault of the file.
 
     Example:
         >>> from torchsparse_rec.checkpoint import CheckpointError
@@ -60,8 +60,8 @@ class VersionInfo:
         number: the number of the version, from 1 on.
         kind: ``"full"``, or ``"delta"``, which applies on top of ``base``; None if the manifest cannot be read.
         base: the number of the version below a delta; else None.
-        metadata: as it was given to the writer.
-        shards: how many files of tensors the version has.
+        metadata: the metadata that the writer was given.
+        shards: the number of files of tensors that the version has.
         nbytes: the bytes of these files together.
         problem: None, or why the version cannot be restored, as far as is known without reading its shards.
 

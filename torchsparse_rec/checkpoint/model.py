@@ -55,16 +55,16 @@ def save(
     bits.
 
     Args:
-        folder: for these checkpoints alone, which all ranks see; it is made if it is missing.
-        module: that :func:`shard` was given, or another, also in a ``DistributedDataParallel``. Evict options of
-            variables are applied first.
-        optimizer: that holds parameters of the module alone: one of :mod:`torchsparse_rec.optim`, or of torch.
-        extra: of the first rank, for :func:`load` to return: None, numbers, strings, tensors, and lists, tuples and
-            mappings of them, such as the number of steps and the state of a random generator.
+        folder: a folder only for these checkpoints, which all ranks see; it is made if it is missing.
+        module: the module that :func:`shard` was given, or another, also in a ``DistributedDataParallel``. Evict
+            options of variables are applied first.
+        optimizer: an optimizer whose parameters all belong to the module, of :mod:`torchsparse_rec.optim` or of torch.
+        extra: the value that :func:`load` will return; the first rank's is saved. None, numbers, strings, tensors, and
+            lists, tuples and mappings of them, such as the number of steps and the state of a random generator.
         delta: whether to write only what has changed of tables that grow, on top of the version that this model has
             saved or loaded last; all is written if that was in another folder, or by other ranks or plans. What
             optimizers move in every step has always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
-        keep: how many of the last versions stay, beside those that they are on top of. Default: all.
+        keep: the number of last versions that stay, besides the versions that they build on. Default: all.
         on_phase: a function that is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
     Returns:
@@ -236,9 +236,9 @@ def load(
 
     Args:
         folder: the folder of the checkpoints.
-        module: with the same tables, split by any plan over any number of ranks, or whole.
-        optimizer: of the same class, with the same parameters in the same groups. Default None: its states are not
-            loaded.
+        module: a module with the same tables, split by any plan over any number of ranks, or whole.
+        optimizer: an optimizer of the same class, with the same parameters in the same groups. Default None: its states
+            are not loaded.
         version: the checkpoint's number. Default: the newest.
 
     Returns:

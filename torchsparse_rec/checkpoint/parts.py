@@ -45,9 +45,9 @@ class SavedTable:
 
     Args:
         key: the name of its weight in the module's state.
-        owner: the module whose ``stored_weight()`` is what this process keeps of the table.
-        kept: what that is of the whole.
-        is_copied: whether all ranks keep the same, which the first writes. Default True.
+        owner: the module whose ``stored_weight()`` is this process's part of the table.
+        kept: the place of that part in the whole.
+        is_copied: whether all ranks keep the same, so that the first writes it. Default True.
         by_columns: whether ranks keep columns of the same rows: no state has one number for a row then. Default False.
     """
 
@@ -91,7 +91,7 @@ class SavedRows:
     Args:
         key: the name of its weight in the module's state.
         table: the module that is the table.
-        keys: which keys this rank keeps. Default None: all, as every rank.
+        keys: the keys that this rank keeps. Default None: all, as every rank.
     """
 
     key: str
@@ -102,10 +102,10 @@ class SavedRows:
 @dataclass(frozen=True)
 class KeptKeys:
     """
-    Which keys a rank keeps of a table that grows.
+    The keys that a rank keeps of a table that grows.
 
     Args:
-        where: which rank has which keys: where that is the same, so is what each has.
+        where: the distribution of keys over ranks: where it is equal, each rank has the same keys.
         blocks: the first of the blocks whose keys this rank has, and the end of the last.
     """
 

@@ -39,8 +39,8 @@ class CheckpointStore:
 
     Args:
         path: the folder, which the first writer makes.
-        keep: how many of the last restorable versions stay when a new one is committed, itself included; the versions
-            that these are on top of stay too. Default None: all.
+        keep: the number of last restorable versions that stay when a new one is committed, itself included; the
+            versions that these build on stay too. Default None: all.
 
     Raises:
         ValueError: if ``keep`` is less than 1.
@@ -147,11 +147,11 @@ class CheckpointStore:
 
         Args:
             kind: ``"full"`` or ``"delta"``.
-            metadata: for the version's ``VersionInfo``: a mapping of strings, numbers, lists and mappings that JSON can
-                hold. Default: empty.
-            base: the base of a delta, the version that it is on top of. Default None: the newest.
+            metadata: the metadata for the version's ``VersionInfo``: a mapping of strings, numbers, lists and mappings
+                that JSON can hold. Default: empty.
+            base: the version on which a delta builds. Default None: the newest.
             on_phase: a function that is called with the name of each phase before it begins: ``"sweep"``, which removes
-                what killed writers left; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``;
+                killed writers' files; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``;
                 ``"committed"``, after the commit; and ``"prune"``, which removes old versions.
             rank: the rank of this process, if others write shards of the version too, each by its :meth:`shard_writer`:
                 this one takes them by :meth:`Writer.add` before the commit. Default None: it writes all of them.
@@ -205,7 +205,7 @@ class Chain:
     damaged: read into something that can be thrown away, or call :func:`Chain.verify` first.
 
     Args:
-        all_versions: those of the folder.
+        all_versions: the versions in the folder.
         manifests: the manifests of the full version and of the deltas on top of it.
     """
 

@@ -53,9 +53,9 @@ class Bags:
 
     Args:
         whole: the collection's plan.
-        units: what each rank has of which lookup, sorted.
+        units: the columns that each rank has of each lookup, sorted.
         features: the names of the collection's features.
-        dtype: of results, on the way.
+        dtype: the dtype of results on the way.
         rank: this rank.
         ranks: the number of ranks, W.
         pooled: whether results are pooled.
@@ -200,15 +200,15 @@ class Bags:
 
     def answer(self, got: Sequence[Tensor], came: Came, look_up: LookUp) -> Tensor:
         """
-        Look up the bags that all ranks want of this one: feature after feature, as one process has them.
+        Look up the bags that all ranks want of this one: feature by feature, in the order of one process.
 
         Args:
-            got: what came: the parts of each rank's :class:`Asked`.
-            came: how much of it each rank has sent.
+            got: the received parts of each rank's :class:`Asked`.
+            came: the amount that each rank has sent.
             look_up: the collection's function that looks up tables by a plan.
 
         Returns:
-            The results, for one rank after the other.
+            The results, rank by rank.
         """
         single, even, ids, bags = came
         own, order = len(self._own.keys), self._order

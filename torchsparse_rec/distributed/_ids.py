@@ -53,7 +53,7 @@ def check_keys(ids: Ids, features: Mapping[int, str]) -> None:
 
     Args:
         ids: the ids of all features.
-        features: those that are looked up in such tables, by their places among all, and their names.
+        features: the features that are looked up in such tables, by their places among all, and their names.
     """
     if not features or ids.indices.dtype == torch.int32:
         return

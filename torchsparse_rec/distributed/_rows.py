@@ -28,7 +28,7 @@ class Rows:
 
     Args:
         whole: the collection's plan.
-        tables: which of its tables, ascending.
+        tables: the numbers of its tables, ascending.
         features: the names of the collection's features.
         dtype: the dtype of the tables.
         rank: this rank.
@@ -141,8 +141,8 @@ class Rows:
         Look up the rows that all ranks want of this one.
 
         Args:
-            got: what came: rows; keys, and how often each occurs.
-            came: how many of each rank and segment.
+            got: the received parts: rows; keys, and how often each occurs.
+            came: the received number from each rank and segment.
             look_up: the collection's function that looks up tables by a plan.
 
         Returns:

@@ -20,12 +20,13 @@ __all__ = ["Ahead", "Turns"]
 @dataclass
 class Turns:
     """
-    Where an iterator of batches is.
+    The position of an iterator of batches.
 
     Args:
-        number: among the iterators of its module, by which ranks find out that they are in different ones.
-        given: how many batches it has given.
-        looked_up: how many of them.
+        number: the iterator's number among its module's: ranks compare it to detect that they are in different
+            iterators.
+        given: the number of batches that it has given.
+        looked_up: the number of these that have been looked up.
     """
 
     number: int
@@ -39,7 +40,7 @@ class Ahead:
 
     Args:
         shards: the shards of the module.
-        module: that will be called.
+        module: the module that will be called.
         given: a function that returns the arguments of the call, or none if this rank has no batch any more; its errors
             are raised on all ranks.
         turns: the turns of the iterator.
@@ -104,7 +105,7 @@ class Ahead:
         Args:
             shards: the shards of the module that is called.
             module: the module that owns the tables.
-            others: arguments of the call beside this one.
+            others: the arguments of the call beside this one.
             apart: whether results lie end to end, though they may lie side by side.
 
         Raises:

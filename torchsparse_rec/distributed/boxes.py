@@ -19,7 +19,7 @@ class KeptByPlan(Kept):
     What a rank keeps of a table.
 
     Args:
-        plan: where the table is.
+        plan: the place of the table.
     """
 
     plan: TablePlan

@@ -24,19 +24,19 @@ _TOGETHER = 64
 @dataclass(frozen=True)
 class Use:
     """
-    A table, and what a step does with it.
+    A table and its use in a step.
 
     Args:
         name: the name of the table.
-        rows: V; None for a table that grows.
-        dim: D.
+        rows: the number of rows, V; None for a table that grows.
+        dim: the dimension of the rows, D.
         element_bytes: the bytes of an element.
         row_bytes: the bytes of a row with its optimizer's states.
-        ids: the ids of a rank's batch, all features together.
-        distinct: the number of distinct ones, from an example batch or :func:`expected_distinct`.
-        bags: results of a rank's batch, all features together: as many as ids where nothing is pooled.
+        ids: the number of ids of a rank's batch, all features together.
+        distinct: the number of distinct ids among these, from an example batch or :func:`expected_distinct`.
+        bags: the number of results of a rank's batch, all features together: as many as ids where nothing is pooled.
         pooled: whether ids are pooled.
-        whole_rows: whether rows must not be cut into columns, as ``max_norm`` or the optimizer takes them as wholes.
+        whole_rows: whether rows must not be cut into columns, because ``max_norm`` or the optimizer needs whole rows.
         wire_bytes: the bytes of an element on the way; None: as in memory.
 
     Example:
@@ -78,9 +78,10 @@ def expected_distinct(ids: float, rows: int, exponent: float = 1.05) -> float:
     Return how many different ids are expected in a batch whose ids follow a power law.
 
     Args:
-        ids: the ids of the batch.
-        rows: V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x ** -exponent``.
-        exponent: 0 for ids that are all as frequent.
+        ids: the number of ids of the batch.
+        rows: the number of rows, V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x **
+            -exponent``.
+        exponent: the exponent of the power law; 0 for ids of equal frequency.
 
     Returns:
         The expectation, to about 0.1 %.
@@ -136,16 +137,16 @@ class Spread(NamedTuple):
 @dataclass(frozen=True)
 class Option:
     """
-    A plan of a table, and what it costs.
+    A plan of a table, and its cost.
 
     Args:
-        plan: where the table is.
+        plan: the place of the table.
         seconds: the seconds of every rank.
         owners_seconds: the seconds of all owners together, by their shares.
-        sent: bytes that a rank sends, the mean of all ranks.
-        messages: the messages of a step, which all tables with as many share.
+        sent: the bytes that a rank sends, the mean of all ranks.
+        messages: the number of messages of a step, which all tables with as many messages share.
         unit_bytes: the bytes of a unit of the spread.
-        spread: over ranks.
+        spread: the spread over ranks.
 
     Example:
         >>> from torchsparse_rec.distributed.machine import MACHINES

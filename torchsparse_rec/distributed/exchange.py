@@ -61,21 +61,21 @@ def exchange(
     wire_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """
-    Send vectors, and let their gradients come back.
+    Send vectors, and have their gradients come back.
 
     Args:
-        ranks: that take part.
-        group: of them, in which what is sent forward travels.
-        call: what this rank does.
-        sizes: for each vector.
-        parts: the vectors, each with the elements for rank 0, then those for rank 1, ...
+        ranks: the ranks that take part.
+        group: their process group for the vectors that are sent forward.
+        call: the description of this rank's action.
+        sizes: the sizes of each vector.
+        parts: the vectors, each with the elements for rank 0, then for rank 1, ...
         anchor: a tensor that requires a gradient, on all ranks or on none: backward sends and receives on each rank,
             also where there is nothing to send. None: there is no backward.
-        factor: by which gradients are multiplied.
-        wire_dtype: that wider numbers have on the way, both ways. None: their own.
+        factor: the number by which gradients are multiplied.
+        wire_dtype: the dtype of wider numbers on the way, both ways. None: their own.
 
     Returns:
-        Vectors of what came, in the order of ranks.
+        The received vectors, in the order of ranks.
     """
     if ranks.count == 1 and wire_dtype is None:  # nothing travels
         return list(parts)

@@ -26,10 +26,11 @@ class Machine:
     The constants by which the planner estimates a step's time.
 
     Args:
-        message_seconds: that a message among all ranks takes, however short it is.
-        bytes_per_second: that leave a rank.
-        rows_per_second: that a rank reads at random places of a table beyond its caches, however short they are.
-        copied_per_second: bytes that a rank reads and writes one after the other.
+        message_seconds: the seconds of a message among all ranks, however short it is.
+        bytes_per_second: the bytes that leave a rank.
+        rows_per_second: the rows that a rank reads at random places of a table beyond its caches, however short they
+            are.
+        copied_per_second: the bytes that a rank reads and writes in order.
 
     Example:
         >>> Machine(message_seconds=1e-4, bytes_per_second=1e9, rows_per_second=5e7, copied_per_second=1e10)

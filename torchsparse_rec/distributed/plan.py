@@ -43,7 +43,7 @@ class TableWise:
     A table that one rank has.
 
     Args:
-        rank: that has it. Default None: the one with the least to do.
+        rank: the rank that has it. Default None: the one with the least to do.
 
     Example:
         >>> plan = {"countries": TableWise(), "items": TableWise(rank=1)}
@@ -118,10 +118,10 @@ def as_plan(table: str, given: TablePlan | str, ranks: int, dim: int) -> TablePl
     Return a table's plan, given as such or by TorchRec's name for it.
 
     Args:
-        table: its name, for errors.
+        table: the name of the table, for errors.
         given: a plan, or ``"row_wise"``, ``"table_wise"``, ``"column_wise"``, ``"data_parallel"``.
         ranks: the number of ranks, W.
-        dim: D.
+        dim: the dimension of its rows, D.
 
     Returns:
         The plan. One by columns names its ranks; one of a whole table does if it was given with a rank.
@@ -182,14 +182,14 @@ def _checked(table: str, named: Sequence[int], ranks: int) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Chosen:
     """
-    What was chosen for a table.
+    The choice for a table.
 
     Args:
         use: the table.
-        plan: where it is.
-        sent: bytes that a rank sends for it in a step, the mean of all ranks.
+        plan: the place of the table.
+        sent: the bytes that a rank sends for it in a step, the mean of all ranks.
         seconds: the seconds of a step on the rank that takes longest for it, by the model.
-        why: in words.
+        why: the reason, in words.
 
     Example:
         >>> from torchsparse_rec.distributed.planner import Use
@@ -215,12 +215,12 @@ class Chosen:
 @dataclass(frozen=True)
 class Planned:
     """
-    The plans of all tables, and what each rank has of them: printable.
+    The plans of all tables, and each rank's parts of them: printable.
 
     Args:
-        tables: by name, in the order in which they were given.
+        tables: the choices by the tables' names, in the given order.
         seconds: the seconds of a step, of each rank, by the model.
-        bytes: that each rank has, tables and states.
+        bytes: the bytes of each rank, tables and states.
 
     Example:
         >>> from torchsparse_rec.distributed.machine import MACHINES

@@ -34,9 +34,9 @@ def choose(
     Args:
         uses: the tables.
         ranks: the number of ranks, W.
-        memory: bytes of a rank for tables and states. None: they fit.
+        memory: the bytes of a rank for tables and states. None: they fit.
         machine: the constants of the model.
-        given: plans that are not chosen, by table.
+        given: the plans that are not chosen, by table.
         constraints: the plans that a table may have, by table; of several ColumnWise is left out where rows must
             stay whole. Default: all that suit it, but not ColumnWise.
 

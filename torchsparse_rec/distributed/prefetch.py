@@ -27,14 +27,14 @@ def prefetch(
     """
     Send the ids of batches to the ranks that have their rows while the step before is computed.
 
-    The results and gradients have the same bits as without. All ranks call it, with a loader of their own, take its
-    items in turn, and look each of them up once.
+    The results and gradients have the same bits as without. All ranks call it, each with its own loader, take its items
+    in turn, and look each of them up once.
 
     Args:
-        batches: the batches of this rank. Two more than were yielded are taken of it.
-        module: that :func:`shard` split, or a part of such a module: one collection or one table.
-        features: a function from a batch to what ``module`` takes; several arguments are a tuple.
-        empty: a batch without examples, which this rank yields when its own have ended and those of another rank have
+        batches: the batches of this rank. The iterator runs two batches ahead.
+        module: the module that :func:`shard` split, or a part of such a module: one collection or one table.
+        features: a function from a batch to the arguments of ``module``; several are a tuple.
+        empty: a batch without examples, which this rank yields when its own batches have ended and another rank's have
             not. All ranks end together. None: all ranks have as many batches.
 
     Yields:

@@ -35,13 +35,13 @@ _GRACE = 1.0
 
 class Call:
     """
-    What a rank does, by which ranks find out that they do different things.
+    A rank's action: ranks compare them to detect that they do different things.
 
     Args:
         module: the name of the module.
-        what: ``"lookup"``, ``"gradients"`` or ``"prefetch"`` with a number.
+        what: the action: ``"lookup"``, ``"gradients"`` or ``"prefetch"`` with a number.
         mode: ``"train"`` or ``"eval"``.
-        details: whatever else must agree.
+        details: everything else that must agree.
     """
 
     def __init__(self, module: str, what: str, mode: str, details: str = "") -> None:
@@ -62,11 +62,11 @@ class Ranks:
     The ranks that share tables, and the exchanges between them.
 
     Args:
-        group: their process group. Groups of the same ranks are made of it: gradients have one of their own, so that
-            a rank that skips a backward meets no message of another size, and so have the three messages of batches
-            that are prefetched.
-        device: of what is sent.
-        timeout: seconds after which a rank that waits for others gives up.
+        group: their process group. Groups of the same ranks are made of it. Gradients have a separate one, so that a
+            rank that skips a backward meets no message of another size. The three messages of batches that are
+            prefetched have separate ones too.
+        device: the device of the vectors that are sent.
+        timeout: the seconds after which a rank that waits for others gives up.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: float) -> None:
@@ -100,9 +100,9 @@ class Ranks:
         Exchange counts, and find out whether all ranks are well and do the same.
 
         Args:
-            call: what this rank does.
+            call: the description of this rank's action.
             counts: ``[W, K]`` int64 on the host, for each rank; K is the same on all ranks.
-            error: found on this rank: all ranks raise it.
+            error: the error of this rank, which all ranks raise.
 
         Returns:
             ``[W, K]`` int64 on the host, from each rank.
@@ -114,13 +114,13 @@ class Ranks:
 
     def announce(self, name: str, what: str, training: bool, error: Exception | None = None) -> Call:
         """
-        Tell the other ranks what this one is about to do, as :meth:`headers` does; return that.
+        Announce this rank's next action to the others, as :meth:`headers` does; return it.
 
         Args:
             name: the name of the module that does it.
-            what: what it does.
-            training: whether it trains.
-            error: found on this rank: all ranks raise it.
+            what: the action.
+            training: whether the module trains.
+            error: the error of this rank, which all ranks raise.
         """
         call = Call(name, what, "train" if training else "eval")
         self.headers(call, torch.zeros(self.count, 0, dtype=torch.int64), error)
@@ -133,7 +133,7 @@ class Ranks:
         Begin what :meth:`headers` does; return the function that ends it.
 
         Args:
-            group: in which messages of the same kind follow each other.
+            group: the group in which messages of the same kind follow each other.
             call: the argument of :meth:`headers`.
             counts: the argument of :meth:`headers`.
             error: the argument of :meth:`headers`.
@@ -191,14 +191,14 @@ class Ranks:
         Send vectors in one message to each rank.
 
         Args:
-            group: in which messages of the same kind follow each other.
-            call: what this rank does.
-            parts: vectors, each of which has the elements for rank 0, then those for rank 1, ...
-            sent: for each vector, how many of its elements go to each rank.
-            came: for each vector, how many elements come from each rank.
+            group: the group in which messages of the same kind follow each other.
+            call: the description of this rank's action.
+            parts: the vectors, each with the elements for rank 0, then for rank 1, ...
+            sent: the number of elements of each vector that go to each rank.
+            came: the number of elements of each vector that come from each rank.
 
         Returns:
-            A function that waits for what comes, and returns vectors of it, in the order of ranks.
+            A function that waits for the received vectors, and returns them, in the order of ranks.
         """
         if self.count == 1 or not parts:
             return lambda: list(parts)
@@ -309,7 +309,7 @@ class Ranks:
         Raise ``RuntimeError``, on all ranks, for calls that differ.
 
         Args:
-            call: what this rank does.
+            call: the description of this rank's action.
             number: the number of the header.
         """
         said = agreed(self.group, f"{call} (call {number})")

@@ -62,33 +62,33 @@ def shard(
     Split the tables of a module over the ranks of a job, in place.
 
     Each rank keeps its part of every table, and looks up, with all others, what its own batch needs: the model's code
-    stays as it is. Parameters stay the same objects; each holds a part.
+    does not change. Parameters stay the same objects; each holds a part.
 
     Args:
         module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingVariable`,
             :class:`EmbeddingBagCollection` and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or
-            itself, becomes a sharded one. Other modules, those of subclasses too, stay as they are. It is the same on
-            all ranks. Of a table on ``meta`` each rank draws the rows of its own part, on the mesh's device, so that
-            none ever holds a whole one: from rank 0's generator, the same whatever the number of ranks and the plan.
-            Such a table gets a new parameter.
-        mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
-        plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
+            itself, becomes a sharded one. Other modules, also of subclasses, stay unchanged. The module is the same on
+            all ranks. If a table is on ``meta``, each rank draws the rows of its own part, on the mesh's device, so
+            that none ever holds a whole one. The rows come from rank 0's generator, and are the same for every number
+            of ranks and every plan. Such a table gets a new parameter.
+        mesh: the ranks that share the tables, in one dimension. Default: all ranks of the job.
+        plan: the places of tables: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
             ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
             plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
-            tables of several modules have stands for all of them; one of them is ``"bags.user"``.
+            tables of several modules have stands for all of them; a single one has a name such as ``"bags.user"``.
         batch: an example of a rank's batch for the planner, a ``KeyedJaggedTensor`` or a mapping from features to ids
-            as the module takes it: how many ids tables get, and how many of them differ, is the mean of all ranks'
-            batches. The feature of an ``Embedding`` or ``EmbeddingBag`` has the table's name. Default None: 4,096
-            examples with one id of each feature, some of them popular.
-        constraints: for tables by name, the plans that the planner may choose from.
-        memory: bytes that a rank has for tables and states. Default: as much as is needed.
-        machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: those
-            shipped for the mesh's backend.
+            as the module takes it. The numbers of ids, and of different ids, that tables get are the means of all
+            ranks' batches. The feature of an ``Embedding`` or ``EmbeddingBag`` has the table's name. Default None:
+            4,096 examples with one id of each feature, some of them popular.
+        constraints: the plans that the planner may choose from, by tables' names.
+        memory: the bytes that a rank has for tables and states. Default: as much as is needed.
+        machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: the
+            shipped ones for the mesh's backend.
         merge: whether a row that several ids of a batch name travels once. Default True. False gives, for any number
             of ranks, the bits of one process, at the price of a row and a gradient for each id.
-        wire_dtype: ``torch.bfloat16`` or ``torch.float16``, that rows, results and gradients of a wider dtype have on
-            the way: half as much is sent, and each is rounded. Default None: nothing is rounded.
-        timeout: seconds after which a rank that waits for others gives up, and says for which. Default 300.
+        wire_dtype: the dtype of wider rows, results and gradients on the way, ``torch.bfloat16`` or ``torch.float16``:
+            half as much is sent, and each number is rounded. Default None: nothing is rounded.
+        timeout: the seconds after which a rank that waits for others gives up, and names them. Default 300.
 
     Returns:
         The module.
@@ -169,7 +169,7 @@ def plan_of(module: Module) -> Planned:
     Return where the tables of a module are, as :func:`shard` chose.
 
     Args:
-        module: that :func:`shard` was given.
+        module: the module that :func:`shard` was given.
 
     Returns:
         An object to print: for each table rows, bytes, plan, ranks, bytes sent in a step, time, and the reason in

@@ -50,15 +50,15 @@ class Request(NamedTuple):
 
 class Shards:
     """
-    Where a module's tables are, and how they are looked up there.
+    The places of a module's tables, and the lookups there.
 
     Args:
         name: the name of the module, for errors.
-        tables: that it looks up.
+        tables: the tables that it looks up.
         plans: the plans of each table.
         merge: whether an id of a table travels once, however often it occurs.
         wire_dtype: the dtype of wider rows, results and gradients on the way; None: their own.
-        ranks: that share the tables.
+        ranks: the ranks that share the tables.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Shards:
     @contextmanager
     def told(self, training: bool) -> Iterator[None]:
         """
-        Tell the other ranks of an error that comes before this rank has told them of its lookup: all raise it.
+        Announce to the other ranks an error that comes before this rank has announced its lookup: all raise it.
 
         Args:
             training: whether the module trains.
@@ -141,12 +141,12 @@ class Shards:
 
     def request(self, module: Any, *given: Any, **how: bool) -> Request:
         """
-        Say what this rank will want of the others in a call of the module.
+        Return what this rank will want of the others in a call of the module.
 
         Args:
-            module: the module that owns the tables. Its ``_inputs`` says what a call looks up.
+            module: the module that owns the tables. Its ``_inputs`` returns what a call looks up.
             given: the arguments of the call.
-            how: for ``_inputs``.
+            how: the options of ``_inputs``.
 
         Raises:
             Errors of the arguments, ids, offsets and weights.
@@ -225,7 +225,7 @@ class Shards:
 
     def look_up(self, module: Any, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
         """
-        Look up what a call of the module asks for, as all ranks do in the same call.
+        Look up what a call of the module asks for; all ranks make the same call.
 
         Args:
             module: the argument of :meth:`request`.
@@ -259,15 +259,15 @@ class Shards:
         got: list[Tensor] | None = None,
     ) -> Tensor:
         """
-        Return the results of what all ranks ask for.
+        Return the results of a lookup by all ranks.
 
         Args:
             module: the module that owns the tables.
-            call: what this rank does.
+            call: the description of this rank's action.
             request: the request of this rank.
-            came: what the others want in each way of tables.
+            came: the others' requests in each way of tables.
             trained: whether the lookup has gradients.
-            got: what the others have sent before the call. None: it travels now.
+            got: the parts that the others have sent before the call. None: they travel now.
 
         Raises:
             RuntimeError: see :class:`Ranks`; errors of tables that grow, of whichever rank.

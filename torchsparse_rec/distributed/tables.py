@@ -25,19 +25,19 @@ __all__ = ["Table", "check_columns", "digest", "growth_of", "lookups_of", "table
 @dataclass
 class Table:
     """
-    A table of a module that is to be split, or is.
+    A table of a module that will be split, or is split.
 
     Args:
-        module: that looks it up.
+        module: the module that looks it up.
         key: the key of its weight in the module's state.
-        name: by which plans may name it.
+        name: the name by which plans may refer to it.
         child: the module whose parameter it is.
-        rows: V, of the whole table; None if it grows.
-        dim: D, of the whole table.
-        features: that are looked up in it.
+        rows: the number of rows of the whole table, V; None if it grows.
+        dim: the dimension of the whole table, D.
+        features: the features that are looked up in it.
         pooling: the pooling of their rows, or None.
-        padding_idx: the argument of the module that looks it up.
-        max_norm: likewise.
+        padding_idx: the padding id, as in the owning module.
+        max_norm: the largest norm of a row, as in the owning module.
         initializer: the initializer of its rows, if it is on meta.
     """
 

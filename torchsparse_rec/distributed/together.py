@@ -33,10 +33,10 @@ def note_split(module: Any, weight: Parameter) -> None:
 @untraced(reason=NO_GRAPH)
 def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> list[Tensor]:
     """
-    Do what ``nn.lookup_sparse`` does, of tables that are split over ranks. All ranks call it with the same tables.
+    Do what ``nn.lookup_sparse`` does, for tables that are split over ranks. All ranks call it with the same tables.
 
     Args:
-        params: of which at least one is split.
+        params: the tables, of which at least one is split.
         indices: the argument of the function.
         combiners: the argument of the function.
         sp_weights: the argument of the function.

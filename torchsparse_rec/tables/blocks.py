@@ -34,7 +34,7 @@ class Blocks:
     The blocks of a table.
 
     Args:
-        rows: V, of the whole table.
+        rows: the number of rows of the whole table, V.
     """
 
     rows: int

@@ -106,7 +106,7 @@ class Tier(ABC):
         Iterate over all records, in ascending order of their keys.
 
         Args:
-            batch: how many records at a time, at least 1.
+            batch: the number of records at a time, at least 1.
 
         Yields:
             Keys, int64 ``[M]``, and records, uint8 ``[M, record_bytes]``. Each batch is read in one locked

@@ -85,8 +85,8 @@ def check_whole(weight: Tensor, method: str, instead: str) -> None:
 
     Args:
         weight: the weight of the variable.
-        method: its name.
-        instead: what to call.
+        method: the name of the method.
+        instead: the call to make instead.
     """
     part = split_part(weight)
     if part is not None:

@@ -193,7 +193,7 @@ class ColdRows:
 
         Args:
             ids: ``[N]``.
-            make_room: makes room for some rows, while those given as ``protected`` stay.
+            make_room: a function that makes room for some rows; rows given as ``protected`` stay.
 
         Returns:
             How many of the ids had a record here.

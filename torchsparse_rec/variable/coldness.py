@@ -21,7 +21,7 @@ def coldest(entries: Tensor, count: int, by_frequency: bool) -> Tensor:
 
     Args:
         entries: ``[N, 2]``, as in :class:`KeyRows`. Of equally cold entries, those of the lowest keys are returned.
-        count: how many.
+        count: the number of rows.
         by_frequency: whether the least often used are coldest, and of these the least recently used; else only the
             least recently used.
     """
@@ -35,7 +35,7 @@ class Coldness:
     Entries are read in parts, so that no temporary has the table's size.
 
     Args:
-        entries: the argument of :func:`coldest`; those of free rows are skipped.
+        entries: the argument of :func:`coldest`; free rows' entries are skipped.
         step: rows of this or a later version stay.
         by_frequency: the argument of :func:`coldest`.
     """

@@ -21,7 +21,7 @@ class CounterAdmission(torch.nn.Module):
 
     Args:
         name: the name of the owner, for errors.
-        option: has the number of occurrences after which a key is admitted.
+        option: an option with the number of occurrences after which a key is admitted.
         device: the device of the counts.
     """
 
@@ -86,7 +86,7 @@ class SketchAdmission(OwnTensors):
     Admission by a counting Bloom filter of the keys that have no row yet.
 
     Args:
-        option: has the number of occurrences after which a key is admitted, and the filter's sizes.
+        option: an option with the number of occurrences after which a key is admitted, and the filter's sizes.
         device: the device of the filter.
     """
 

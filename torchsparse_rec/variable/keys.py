@@ -188,17 +188,18 @@ class KeyRows(OwnTensors):
         make_room: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """
-        Find the rows of keys, insert those that are missing, and return ``(rows, inserted)``.
+        Find the rows of keys, insert missing keys, and return ``(rows, inserted)``.
 
         See :func:`ops.table_find_or_insert_`: where a key was inserted, ``inserted`` has its row, elsewhere -1.
 
         Args:
             ids: the keys.
-            allowed: as of the operator, as are ``frequencies`` and ``count``.
-            frequencies: as of the operator.
-            version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
-            count: as of the operator.
-            make_room: is called, where rows run out, with how many must be free, and frees them. Default: grow.
+            allowed: the argument of the operator, as are ``frequencies`` and ``count``.
+            frequencies: the argument of the operator.
+            version: the rows' new version; -1 (default): present rows keep theirs, new ones have -1.
+            count: the argument of the operator.
+            make_room: a function that is called where rows run out, with the number that must be free, and frees them.
+                Default: grow.
 
         Raises:
             RuntimeError: no room was made; or keys collide under every hash. No key is inserted then.
@@ -405,7 +406,7 @@ def insert_together(
     Args:
         tables: the tables.
         ids: the keys of all tables.
-        parts: where each table's keys begin and end in ``ids``, in ascending order.
+        parts: the beginning and end of each table's keys in ``ids``, in ascending order.
         versions: the versions of each table.
         make_rooms: the function ``make_room`` of each table.
 

@@ -124,10 +124,10 @@ class OptimizerRows:
 
     def begin(self, rows: Tensor) -> None:
         """
-        Reset the states of new rows: what a row's last key, or a gradient of all rows, has left there is overwritten.
+        Reset the states of new rows: leftovers of a row's last key, or of a gradient of all rows, are overwritten.
 
         Args:
-            rows: negative ones are left out.
+            rows: the rows; negative ones are left out.
         """
         for _, values, initial in self.columns():
             of_rows = values if values.dim() > 1 else values.unsqueeze(1)
@@ -139,9 +139,9 @@ class OptimizerRows:
         Write the states of rows that have been inserted with their states.
 
         Args:
-            rows: none is negative.
-            states: by name; those that are not given get their initial value.
-            steps: as of which step each row is up to date. Default: the last one.
+            rows: the rows; none is negative.
+            states: the states by name; missing ones get their initial value.
+            steps: the step up to which each row is up to date. Default: the last one.
         """
         if not states and steps is None:
             self.begin(rows)
@@ -198,7 +198,7 @@ class OptimizerRows:
 
         Args:
             names: the names of the states to make, where the optimizer has none yet.
-            steps: how many the optimizer has taken.
+            steps: the number of steps that the optimizer has taken.
             keep: whether states that have the table's size already stay.
         """
         self.table.release()

@@ -103,7 +103,7 @@ class TableRows:
         Make rows of the first tier free: grow, or where the capacity is reached, demote or evict other rows.
 
         Args:
-            wanted: how many rows at least.
+            wanted: the least number of rows.
             protected: rows that must stay, beside those whose version is the current step.
 
         Raises:
@@ -198,7 +198,8 @@ class TableRows:
         Return the rows of the first tier, ``[N]`` int64, ascending, and their keys.
 
         Args:
-            since: only rows whose version is not below this step, and those of :meth:`note_written`. Default: all.
+            since: the least version of the rows that are returned, besides the rows of :meth:`note_written`. Default:
+                all.
         """
         keys = self.store.keys
         numbers = keys.entries[: keys.used, 1]
@@ -213,12 +214,12 @@ class TableRows:
 
     def parts(self, since: int | None = None, order: Callable[[Tensor], Tensor] | None = None) -> Iterator[Part]:
         """
-        Yield all rows in parts, those of the first tier first.
+        Yield all rows in parts, the first tier's first.
 
         Args:
             since: the argument of :meth:`first_tier`.
-            order: returns the positions of some keys, ``[N]``, in the order in which those of the first tier are to
-                come. Default: the order of rows.
+            order: a function that returns the positions of some keys, ``[N]``, in the order in which the first tier's
+                are wanted. Default: the order of rows.
         """
         rows, its_keys = self.first_tier(since)
         if order is not None:
@@ -358,11 +359,11 @@ class TableRows:
 
     def _evict(self, goes: Callable[[Tensor, Tensor], Tensor], goes_cold: Callable[[Part], Tensor]) -> int:
         """
-        Evict rows, except those of the first tier that are of the current step.
+        Evict rows, except the first tier's rows of the current step.
 
         Args:
-            goes: says, of rows of the first tier and their versions, which go.
-            goes_cold: says, of rows of the other tiers, which go.
+            goes: a function of rows of the first tier and their versions that returns which go.
+            goes_cold: a function of rows of the other tiers that returns which go.
 
         Returns:
             How many keys were evicted.

@@ -31,8 +31,8 @@ class RowStore:
         keys: the keys and their rows.
         parameters: the parameters of the variable. Its ``"weight"`` has the values; it may be replaced by another
             Parameter.
-        computed: returns the values where that is missing, as in a module that is pruned. A method: its object is not
-            kept alive.
+        computed: a method that returns the values where ``"weight"`` is missing, as in a module that is pruned. Its
+            object is not kept alive.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RowStore:
             frequencies: ``[N]`` int64, or that of all rows.
             versions: ``[N]`` int64, or that of all rows.
             states: ``[N, ...]`` by name; those that are not given get their initial value.
-            steps: as of which step of the optimizer each row is up to date. Default: the last one.
+            steps: the step of the optimizer up to which each row is up to date. Default: the last one.
             make_room: the argument of :meth:`KeyRows.insert`.
 
         Returns:

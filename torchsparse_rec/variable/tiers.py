@@ -35,7 +35,7 @@ class DramTier(Tier):
 
     Args:
         record_bytes: bytes of a record, at least 1.
-        device: where the rows and their index lie. Default ``"cpu"``.
+        device: the device of the rows and their index. Default ``"cpu"``.
         pin_memory: whether the records that :meth:`get` returns are in page-locked memory, from which a GPU copies
             without the CPU. Default False.
 

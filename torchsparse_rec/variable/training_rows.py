@@ -155,7 +155,7 @@ def rows_together(tables: Sequence[TrainingRows], ids: Tensor, parts: Sequence[t
     Args:
         tables: the tables, whose lookups have begun.
         ids: the keys of all tables.
-        parts: where each table's keys begin and end in ``ids``, in ascending order.
+        parts: the beginning and end of each table's keys in ``ids``, in ascending order.
 
     Returns:
         ``[N]``: rows; at positions in no part the ids themselves.

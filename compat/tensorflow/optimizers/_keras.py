@@ -24,7 +24,8 @@ class KerasOptimizer(Optimizer):
     Args:
         params: parameters or groups. A group with ``weight_decay`` None has no weight decay.
         learning_rate: a number, or a function of the number of steps done or of nothing.
-        weight_decay: before each step ``w -= w * weight_decay * lr`` for every parameter with a gradient; None: none.
+        weight_decay: the decay before each step: ``w -= w * weight_decay * lr`` for every parameter with a gradient;
+            None: none.
         clipnorm: the largest norm of a gradient. Slices count as they come, those of one row apart.
         clipvalue: the largest element of a gradient, or of each slice by itself.
         global_clipnorm: the largest norm of all gradients, slices apart; they are added up after that.
@@ -33,7 +34,7 @@ class KerasOptimizer(Optimizer):
         ema_overwrite_frequency: the number of steps after which parameters become their averages; None: never.
         loss_scale_factor: the number by which gradients are divided; see :meth:`scale_loss`.
         gradient_accumulation_steps: the number of calls whose mean gradient makes a step, >= 2; None: one.
-        name: part of the names of slots (:func:`.export_slots`).
+        name: a part of the names of slots (:func:`.export_slots`).
     """
 
     #: The slots in the order in which Keras makes them: a group for all parameters, then the next; default: one group.
@@ -97,7 +98,7 @@ class KerasOptimizer(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO
-                (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter stays as it is. It may
+                (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter does not change. It may
                 have another floating dtype than the parameter, to which it is cast after it has been clipped.
 
         Returns:

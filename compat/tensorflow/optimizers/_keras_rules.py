@@ -74,7 +74,7 @@ class Adagrad(KerasOptimizer):
 
     Args:
         initial_accumulator_value: the value with which ``a`` begins.
-        epsilon: added to ``a``, under the root.
+        epsilon: the number added to ``a``, under the root.
 
     Source: ``keras.optimizers.Adagrad``.
 

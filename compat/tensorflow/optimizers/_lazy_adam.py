@@ -26,9 +26,9 @@ class LazyAdam(Optimizer):
         learning_rate: a number, or a function of the number of steps done or of nothing.
         beta_1: the share of ``m`` that stays.
         beta_2: the share of ``v`` that stays.
-        epsilon: added to the root.
-        amsgrad: must be False: there is no such rule for sparse gradients.
-        name: part of the names of slots (:func:`.export_slots`).
+        epsilon: the number added to the root.
+        amsgrad: False, which it must be: there is no such rule for sparse gradients.
+        name: a part of the names of slots (:func:`.export_slots`).
 
     Source: ``tfa.optimizers.LazyAdam``.
 
@@ -64,7 +64,7 @@ class LazyAdam(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
-                :class:`.IndexedSlices`, or None: then its parameter stays as it is.
+                :class:`.IndexedSlices`, or None: then its parameter does not change.
             name: the name, ignored.
 
         Raises:

@@ -36,7 +36,7 @@ def import_slots(
 
     Args:
         optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
-        source: one of
+        source: the origin of the slots, one of
 
             - for an optimizer of Keras: the optimizer, a list of its ``variables``, or a mapping of names to arrays in
               that order: their paths, the numbers of ``optimizer/vars`` in a ``.keras`` file, or a checkpoint;

@@ -31,7 +31,7 @@ class RowOptimizer(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
-                :class:`.IndexedSlices`, or None: then its parameter stays as it is.
+                :class:`.IndexedSlices`, or None: then its parameter does not change.
             global_step: a tensor that grows by one.
             name: the name, ignored.
 
