@@ -1,4 +1,4 @@
-"""Checks of what a variable's checkpoint holds: a checksum only says that the bytes are those that were written."""
+"""Checks of a variable's checkpoint: a checksum only proves that the bytes are the written ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
 
 class ContentChecks:
     """
-    Checks the shards of a checkpoint, one after the other.
+    Checks the shards of a checkpoint, in order.
 
     Args:
         embedding_dim: the embedding_dim of the variable.

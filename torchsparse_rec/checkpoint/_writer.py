@@ -30,13 +30,13 @@ class ShardWriter:
     Args:
         folder: the folder of the version, until it is committed.
         number: the number of the version.
-        rank: the rank of this process among those that write the version; None: it is the only one.
+        rank: the rank of this process among the version's writers; None: it is the only one.
         on_phase: a function that is called with ``"write shard 0"`` and so on, before each.
     """
 
     def __init__(self, folder: Path, number: int, rank: int | None, on_phase: Callable[[str], None]) -> None:
         self._folder, self._number, self._rank, self._on_phase = folder, number, rank, on_phase
-        #: What the manifest is to say of the shards written so far.
+        #: The manifest's entries of the shards written so far.
         self.shards: list[Shard] = []
 
     def write(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
@@ -67,7 +67,7 @@ class Writer:
     A version that is being written: see :func:`CheckpointStore.writer`.
 
     Args:
-        versions: those to which the new one will belong.
+        versions: the versions to which the new one will belong.
         keep: the argument of :class:`CheckpointStore`.
         kind: ``"full"`` or ``"delta"``.
         metadata: the metadata of the version, equal to what JSON reads back.
@@ -174,7 +174,7 @@ class Writer:
 
     def commit(self) -> VersionInfo:
         """
-        Publish the version, and then remove the older ones that are not to be kept.
+        Publish the version, and then remove the older ones that are not kept.
 
         Returns:
             The version.
@@ -251,7 +251,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def explained(number: int, folder: Path) -> Iterator[None]:
-    """Make an ``OSError`` say that this version was not written, and that those before it are unchanged."""
+    """Make an ``OSError`` say that this version was not written, and that earlier versions are unchanged."""
     try:
         yield
     except OSError as error:

@@ -24,7 +24,7 @@ def save(
     rows: TableRows, kind: str, path: str | os.PathLike[str], keep: int | None, on_phase: Callable[[str], None] | None
 ) -> int:
     """
-    Write a version of a checkpoint, note it as that which the next delta is on top of, and return its number.
+    Write a version of a checkpoint, note it as the base of the next delta, and return its number.
 
     A ``"delta"`` is on top of the version that the rows have noted. See :meth:`EmbeddingVariable.save`.
     """
@@ -45,7 +45,7 @@ def save(
 
 
 def metadata_of(rows: TableRows) -> dict[str, Any]:
-    """Return what a checkpoint says of a variable, beside its shards."""
+    """Return a variable's metadata for a checkpoint, beside its shards."""
     store = rows.store
     optimizer = store.states.optimizer
     return {
@@ -75,8 +75,8 @@ def shards_of(
         rows: the rows of the variable.
         since: the step since which rows must have changed to be written. Default: all are written.
         delta: whether they are on top of others.
-        order: the order of the first tier's keys in shards "rows", see :meth:`TableRows.parts`; a shard "order" has the
-            keys in the order of rows, for readers of all keys. Default: "rows" has this order too.
+        order: the order of the first tier's keys in shards "rows", see :meth:`TableRows.parts`. A shard "order" then
+            has the keys in the order of rows, for readers of all keys. Default: "rows" has this order.
     """
     if delta and rows.erased:
         yield "erased", {"keys": torch.cat(rows.erased).unique()}
@@ -104,7 +104,7 @@ def checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: i
     """
     Open the checkpoints of some folders, and read them, to see that they can all be restored.
 
-    The version and the errors are those of :meth:`EmbeddingVariable.restore`.
+    The version and the errors are as in :meth:`EmbeddingVariable.restore`.
     """
     chains = [CheckpointStore(one).open(version) for one in paths]
     store, states, checks = rows.store, rows.store.states, checks_of(rows)
@@ -147,7 +147,7 @@ def checks_of(rows: TableRows) -> ContentChecks:
 
 def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: int) -> None:
     """
-    Replace all rows by those of checkpoints.
+    Replace all rows by the checkpoints' rows.
 
     Args:
         rows: the rows of the variable.
@@ -176,7 +176,7 @@ def refill(
     rows: TableRows, metadata: Sequence[Mapping[str, Any]], shards: Iterable[tuple[str, dict[str, Tensor]]]
 ) -> Generator[None, None, None]:
     """
-    Replace all rows of a variable by those of shards, one at a step.
+    Replace all rows of a variable by the shards' rows, one shard at a step.
 
     Args:
         rows: the rows of the variable.
@@ -205,7 +205,7 @@ def refill(
 
 
 def seen_of(state: Mapping[str, Any]) -> int:
-    """Return the step of the last lookup from a saved state; older formats only say which step came next."""
+    """Return the step of the last lookup from a saved state; older formats only have the step that came next."""
     return state.get("seen", max(state["global_step"] - 1, 0))
 
 

@@ -39,7 +39,7 @@ def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: 
         reserved: the argument of :class:`KeyRows`.
         rows: the number of rows that the keys must have. Default: any number.
     """
-    # Of several empty tensors safetensors keeps one: there may be no free_rows.
+    # Safetensors keeps one of several empty tensors: there may be no free_rows.
     lacks_free = f"{prefix}free_rows" not in state
     for name, (dtype, dims) in _FORMS.items():
         x = state.get(prefix + name)

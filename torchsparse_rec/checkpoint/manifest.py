@@ -63,7 +63,7 @@ class VersionInfo:
         metadata: the metadata that the writer was given.
         shards: the number of files of tensors that the version has.
         nbytes: the bytes of these files together.
-        problem: None, or why the version cannot be restored, as far as is known without reading its shards.
+        problem: None, or why the version cannot be restored, as far as it is known without reading its shards.
 
     Example:
         >>> from torchsparse_rec.checkpoint import VersionInfo
@@ -104,7 +104,7 @@ class Manifest:
     shards: list[Shard]
 
     def info(self, problem: str | None = None) -> VersionInfo:
-        """Return what users see of the version, with a ``problem`` if there is one."""
+        """Return the version's information for users, with a ``problem`` if there is one."""
         nbytes = sum(shard.nbytes for shard in self.shards)
         return VersionInfo(self.number, self.kind, self.base, self.metadata, len(self.shards), nbytes, problem)
 
@@ -135,7 +135,7 @@ def is_shard(name: str) -> bool:
 
 
 def encode(manifest: Manifest) -> tuple[bytes, str]:
-    """Return the bytes of a manifest's file, and the manifest's checksum, by which deltas name their base."""
+    """Return the bytes of a manifest's file, and the manifest's checksum: deltas name their base by it."""
     content = json.dumps({"format": FORMAT, "format_version": VERSION, **asdict(manifest)})[:-1].encode()
     crc = checksum(content)
     return content + _end(crc), crc
@@ -159,7 +159,7 @@ def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
     """
     split = max(len(data) - len(_end("00000000")), 0)
     crc = checksum(data[:split])
-    # Compared as bytes: as a number, "A" in place of "a" would go undetected.
+    # Compared as bytes: as a number, "A" instead of "a" would go undetected.
     if data[split:] != _end(crc):
         raise CheckpointError(path, "the checksum of the manifest is wrong: it is damaged, cut or of something else")
     try:

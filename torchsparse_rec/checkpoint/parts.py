@@ -1,5 +1,5 @@
 """
-What modules say of their tables, so that a checkpoint has them whole whoever keeps which part.
+The protocol by which modules describe their tables, so that a checkpoint has them whole whichever rank keeps a part.
 
 A module with tables is a :class:`HasTables`; one whose tables are split over ranks is a :class:`SplitOverRanks` too.
 """
@@ -24,7 +24,7 @@ __all__ = ["Growing", "HasTables", "KeptKeys", "Over", "SavedRows", "SavedTable"
 
 @runtime_checkable
 class HasTables(Protocol):
-    """A module that looks up tables, its own or those of modules in it."""
+    """A module that looks up tables, its own or its submodules'."""
 
     def saved_tables(self) -> list[SavedTable | SavedRows]:
         """Return the tables, in the order in which checkpoints list them."""
@@ -59,7 +59,7 @@ class SavedTable:
 
     @property
     def weight(self) -> Parameter:
-        """What this process keeps of the table."""
+        """This process's part of the table."""
         return self.owner.stored_weight()  # type: ignore[no-any-return]
 
 
@@ -71,7 +71,7 @@ class Growing(Protocol):
         """Its rows."""
 
     def stored_weight(self) -> Parameter:
-        """Return the rows of the first tier as they are stored."""
+        """Return the stored rows of the first tier."""
 
     def settled(self) -> AbstractContextManager[None]:
         """Hold off other threads; all keys have rows inside."""
@@ -121,7 +121,7 @@ class Over:
     Args:
         name: the module's name, for errors.
         group: the ranks.
-        announce: a function that tells the other ranks what this one is about to do, and whether the model trains. It
+        announce: a function that announces this rank's next action to the others, and whether the model trains. It
             raises ``RuntimeError`` if they do something else.
     """
 

@@ -57,7 +57,7 @@ class Columns:
         self.width = sum([move.pieces * move.width for move in self.moves])
         self._piece = gcd(*[move.width for move in self.moves])
         self.looks_up = len(self.moves) > 2 * len(owners) and self._piece >= _FEW
-        # Of the last batch: its rows, and the number of each piece here and there.
+        # The last batch's rows, and the number of each piece here and there.
         self._places: tuple[int, Tensor, Tensor] | None = None
 
     def side_by_side(self, values: Tensor, rows: int) -> Tensor:

@@ -19,7 +19,7 @@ def check_ids(ids: Ids, places: Sequence[int], features: Sequence[str]) -> None:
 
     Args:
         ids: the ids of all features.
-        places: the places among them of those that are looked up.
+        places: the places among them of the features that are looked up.
         features: the names of these.
     """
     if ids.offsets is not None:

@@ -1,4 +1,4 @@
-"""Lookups in tables of which a rank has some rows, or all: rows travel home, each once, and are pooled there."""
+"""Lookups in tables where a rank has some rows, or all: rows travel to who asks, each once, and are pooled there."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Rows:
         self._own = self._plan_of_own()
 
     def _plan_of_own(self) -> Plan:
-        """Return the plan by which this rank looks up what all ranks ask for."""
+        """Return the plan by which this rank looks up the requests of all ranks."""
         segments, ranks = range(self.width), range(self.ranks)
         if self._merge:
             order = [(rank, segment) for rank in ranks for segment in segments]
@@ -128,7 +128,7 @@ class Rows:
         return ids, counts, [*[ends[first] for first in self._firsts], ends[-1]]
 
     def read(self, counts: Tensor) -> list[list[int]]:
-        """Return how much each rank asks for of each segment, by the counts that came."""
+        """Return the size of each rank's request for each segment, by the received counts."""
         return counts.tolist()  # type: ignore[no-any-return]
 
     def payload_sizes(self, asked: Asked, came: list[list[int]]) -> list[Sizes]:
@@ -146,7 +146,7 @@ class Rows:
             look_up: the collection's function that looks up tables by a plan.
 
         Returns:
-            ``[R * D]``: the rows in the order in which they are asked for.
+            ``[R * D]``: the rows in the order of the requests.
         """
         counts = list(chain(*came))
         rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False), *got[1:])

@@ -76,7 +76,7 @@ class Ahead:
 
     def statuses(self) -> list[int]:
         """
-        Wait for what the other ranks ask of this one; return the status of each rank.
+        Wait for the other ranks' headers; return the status of each rank.
 
         Raises:
             The error of the first rank that has one, on all ranks.
@@ -85,7 +85,7 @@ class Ahead:
         return statuses
 
     def send(self) -> None:
-        """Begin to send what this rank asks for."""
+        """Begin to send this rank's request."""
         ranks = self._shards.ranks
         with ranks:
             self._came = self._shards.read(self._told)
@@ -93,7 +93,7 @@ class Ahead:
             self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.request.parts)
 
     def arrive(self) -> None:
-        """Wait for what the others send: this is the next batch to look up."""
+        """Wait for the others' requests: this is the next batch to look up."""
         self.got = self._coming()
         self._turn = self._turns.given
         self._turns.given += 1

@@ -1,4 +1,4 @@
-"""What a rank keeps of a table by its plan."""
+"""The part that a rank keeps of a table by its plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["KeptByPlan", "kept_by_plan", "kept_keys"]
 @dataclass(frozen=True)
 class KeptByPlan(Kept):
     """
-    What a rank keeps of a table.
+    The part that a rank keeps of a table.
 
     Args:
         plan: the place of the table.
@@ -26,7 +26,7 @@ class KeptByPlan(Kept):
 
 
 def kept_by_plan(rows: int, dim: int, plan: TablePlan, rank: int, ranks: int) -> KeptByPlan:
-    """Return what a rank of ``ranks`` keeps of a table ``[rows, dim]``."""
+    """Return the part that a rank of ``ranks`` keeps of a table ``[rows, dim]``."""
     return KeptByPlan(rows, dim, _box(rows, dim, plan, rank, ranks), isinstance(plan, RowWise), plan)
 
 

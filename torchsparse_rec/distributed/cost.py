@@ -1,4 +1,4 @@
-"""What a step costs with each plan of a table, by a model of four constants."""
+"""The cost of a step with each plan of a table, by a model of four constants."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Option:
 
 
 def option(use: Use, plan: TablePlan, ranks: int, machine: Machine) -> Option:
-    """Return what a plan of a table costs."""
+    """Return the cost of a plan of a table."""
     if isinstance(plan, Replicated):
         return Option(plan, *_replicated(use, ranks, machine), use.bytes(), _of_all(ranks))
     by_rows, parts = isinstance(plan, RowWise) or not use.pooled, 1
@@ -220,7 +220,7 @@ def _of_all(ranks: int) -> Spread:
 
 
 def _exchanged(use: Use, ranks: int, machine: Machine, by_rows: bool, parts: int) -> tuple[float, float, float]:
-    """Return the seconds of every rank, those of the owners together, and the bytes that a rank sends."""
+    """Return the seconds of every rank, the seconds of all owners together, and the bytes that a rank sends."""
     away = (ranks - 1) / ranks
     asked, results = (use.distinct, use.distinct) if by_rows else (use.ids, use.bags)
     ids_sent, results_sent = away * parts * asked * 4, away * results * use.width_on_the_way()

@@ -15,8 +15,8 @@ from .ranks import Call, Ranks, known_call
 
 __all__ = ["Asked", "LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
-# A module's way to look up some of its tables, given a plan of theirs, their numbers, and ids; and, of keys in tables
-# that grow, how often each occurs.
+# A module's way to look up some of its tables, given their plan, their numbers, and ids; for keys in tables that grow
+# also how often each occurs.
 LookUp = Callable[..., Tensor]
 # Where a result is among all: its lookup, and the first of its columns.
 Place = tuple[int, int]
@@ -24,11 +24,11 @@ Place = tuple[int, int]
 
 class Asked(NamedTuple):
     """
-    What a rank asks of others in one of the ways in which tables are split.
+    A rank's request to the others in one of the ways in which tables are split.
 
-    ``parts`` travel; of each, ``sent`` says how many elements go to which rank. ``counts``, ``[W, K]`` int64 on the
-    host, are what headers tell of them. ``ids`` say how results are laid out once they come: their bags and, where rows
-    come, as indices the places of rows.
+    ``parts`` travel; ``sent`` has the number of each part's elements for each rank. Headers have ``counts`` of them,
+    ``[W, K]`` int64 on the host. ``ids`` are the layout of the results: their bags and, where rows come, the places of
+    rows as indices.
     """
 
     parts: list[Tensor]
@@ -41,8 +41,7 @@ class Sizes(NamedTuple):
     """
     How many elements of a vector go to each rank, and how many come from each.
 
-    With ``copied`` all ranks have the same vector, of which each keeps what came from itself and nothing is sent;
-    gradients go to all.
+    With ``copied`` all ranks have the same vector: each keeps its own one and nothing is sent; gradients go to all.
     """
 
     sent: Sequence[int]

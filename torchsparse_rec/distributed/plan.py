@@ -1,4 +1,4 @@
-"""Where a table is: the plans that a user may give, and what was chosen."""
+"""The places of tables: the plans that a user may give, and the choices."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ColumnWise:
     """
     A table whose columns are split, so that no rank sees a whole row.
 
-    Refused are ``max_norm`` and optimizers that judge rows as wholes: those with a number or a norm for each row,
-    ``Ftrl``, and most others with ``lazy=True``, by which rows of gradient zero stay.
+    Refused are ``max_norm`` and optimizers whose steps depend on whole rows. These are optimizers with a number or a
+    norm for each row, ``Ftrl``, and most others with ``lazy=True``, which skips rows of gradient zero.
 
     Args:
         ranks: the ranks of the first, second, ... part of its columns. Default None: all ranks, or as many as have
@@ -283,7 +283,7 @@ class Planned:
         return {"tables": tables, "seconds": list(self.seconds), "bytes": list(self.bytes)}
 
     def digest(self) -> str:
-        """Return a digest of tables and plans, by which ranks see that they planned alike; of no estimates."""
+        """Return a digest of tables and plans, without estimates: ranks compare it to check that they planned alike."""
         rows = [(name, t["rows"], t["dim"], t["plan"], t["ranks"]) for name, t in self.to_dict()["tables"].items()]
         return hashlib.sha256(json.dumps([len(self.seconds), rows]).encode()).hexdigest()
 

@@ -38,13 +38,13 @@ def prefetch(
             not. All ranks end together. None: all ranks have as many batches.
 
     Yields:
-        A batch, and what to call ``module`` with in place of its features.
+        A batch, and the argument for ``module`` instead of the batch's features.
 
     Raises:
         TypeError: ``module`` is not split over ranks.
-        ValueError: the batches of a rank without ``empty`` end before those of others; weights that require a gradient.
-            Errors of one rank's loader, ``features``, ids, offsets and weights are raised on all ranks, in the turn of
-            the batch that has them; the next batch may be taken after that.
+        ValueError: the batches of a rank without ``empty`` end before the other ranks'; weights that require a
+            gradient. Errors of one rank's loader, ``features``, ids, offsets and weights are raised on all ranks, in
+            the turn of the batch that has them. The next batch may be taken after that.
 
     Example:
         >>> from torch.distributed import TCPStore, destroy_process_group, init_process_group
@@ -77,7 +77,7 @@ class _Prefetch(Generic[Batch]):
         self._begun = self._ended = False
         module.shards.prefetched += 1
         self._turns = Turns(module.shards.prefetched)
-        # Of the next turn: a batch whose ids are on their way, or the error of that turn. None: there is none.
+        # The next turn: a batch whose ids are on their way, or the error of that turn. None: there is none.
         self._sent: tuple[Batch | None, Ahead | Exception] | None = None
         # The batch whose header is on its way.
         self._asked: tuple[Batch | None, Ahead] | None = None
@@ -88,7 +88,7 @@ class _Prefetch(Generic[Batch]):
         return self
 
     def __next__(self) -> tuple[Any, Any]:
-        """Return the next batch, whose ids have come; let those of the batches after it travel."""
+        """Return the next batch, whose ids have arrived; send the ids of the batches after it."""
         with self._beside():
             if not self._begun:
                 self._begun, self._asked = True, self._take()
@@ -108,7 +108,7 @@ class _Prefetch(Generic[Batch]):
         return batch, ahead
 
     def _take(self) -> tuple[Batch | None, Ahead]:
-        """Take a batch of this rank, and begin to send how much it asks for."""
+        """Take a batch of this rank, and begin to send the size of its request."""
         batch, failed = self._empty, None
         if not self._ended:
             try:

@@ -1,8 +1,8 @@
 """
-What ranks say to each other: headers of one length, then messages whose sizes the headers have told.
+The messages between ranks: headers of one length, then messages whose sizes are in the headers.
 
-Only ``all_to_all_single`` is used, which moves and does not add, so that bits depend on no backend. Ranks that call
-something else, or found an error, are told of by the header, on all ranks, before anything is written.
+Only ``all_to_all_single`` is used, which moves and does not add, so that bits depend on no backend. The header
+announces ranks that call something else, or found an error, on all ranks, before anything is written.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks", "known_call"
 # The words of a header before its counts: sequence, signature, status.
 _WORDS = 3
 FINE, _FAILED, ENDED, ENDED_WITHOUT_EMPTY = range(4)
-# Seconds after which a rank that waits says for what, and looks what the others wait for.
+# Seconds after which a rank that waits publishes for what, and reads what the others wait for.
 _PATIENCE = 5.0
-# Seconds more that a rank which has waited too long gives the others to say so too.
+# Further seconds that a rank which has waited too long gives the others to publish theirs.
 _GRACE = 1.0
 
 
@@ -71,7 +71,7 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: float) -> None:
         ranks = dist.get_process_group_ranks(group)
-        # Longer than a rank waits, so that it is this class that says for which.
+        # Longer than a rank waits, so that the error comes from this class, which names the missing ranks.
         limit = datetime.timedelta(seconds=timeout + 2 * _PATIENCE)
         self.group, self._backward_group, self.ahead_headers, self.ahead_ids, self.ahead_results = (
             dist.new_group(ranks, timeout=limit, backend=dist.get_backend(group), use_local_synchronization=True)
@@ -85,7 +85,7 @@ class Ranks:
         self._broken: BaseException | None = None
 
     def reserve(self, counts: int) -> None:
-        """Let headers have so many counts for each rank, or more: all modules' headers are as long."""
+        """Make headers have so many counts for each rank, or more: all modules' headers have one length."""
         self._counts = max(self._counts, counts)
 
     @property
@@ -164,7 +164,7 @@ class Ranks:
             statuses = [status for _, _, status in said]
             if _FAILED in statuses:
                 agreed(self.group, None, error)
-            # A rank without a batch does not know what the details of its call would be.
+            # A rank without a batch does not know the details of its call.
             if ENDED_WITHOUT_EMPTY not in statuses and any([x[:2] != said[self.rank][:2] for x in said]):
                 self.raise_different(call, number)
             return came[:, _WORDS : _WORDS + width], statuses
@@ -172,7 +172,7 @@ class Ranks:
         return end
 
     def __enter__(self) -> None:
-        """Begin what follows a header, up to the last message that belongs to it."""
+        """Begin the messages after a header, up to the last one that belongs to it."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Mark this rank as of no more use if it has raised meanwhile: the others may wait for it."""
@@ -261,7 +261,7 @@ class Ranks:
         return end
 
     def _wait(self, work: dist.Work, call: Call, number: int) -> None:
-        """Wait for a message; if that takes long, compare with what the others wait for."""
+        """Wait for a message; if that takes long, compare it with the messages that the others wait for."""
         began, seen = time.monotonic(), None
         while True:
             try:
@@ -291,7 +291,7 @@ class Ranks:
             default_store().delete_key(f"{self._place}{self.rank}")
 
     def _posts(self, call: Call, number: int) -> list[str | None]:
-        """Say what this rank waits for; return what each rank has said, or None."""
+        """Publish what this rank waits for; return what each rank has published, or None."""
         store = default_store()
         store.set(f"{self._place}{self.rank}", f"{call} (message {number})")
         places = [f"{self._place}{rank}" for rank in range(self.count)]

@@ -41,7 +41,7 @@ ModuleT = TypeVar("ModuleT", bound=Module)
 
 # Examples of a rank's batch for the planner, each with one id of each feature.
 _BATCH = 4096
-# Keys of a table that grows, from which those of such a batch are drawn.
+# The number of keys from which such a batch's keys of a table that grows are drawn.
 _KEYS = 10**9
 
 
@@ -72,9 +72,9 @@ def shard(
             that none ever holds a whole one. The rows come from rank 0's generator, and are the same for every number
             of ranks and every plan. Such a table gets a new parameter.
         mesh: the ranks that share the tables, in one dimension. Default: all ranks of the job.
-        plan: the places of tables: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
-            ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
-            plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
+        plan: the places of tables. A plan for all of them is ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)``
+            or ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``. Or a mapping from names of tables
+            to plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
             tables of several modules have stands for all of them; a single one has a name such as ``"bags.user"``.
         batch: an example of a rank's batch for the planner, a ``KeyedJaggedTensor`` or a mapping from features to ids
             as the module takes it. The numbers of ids, and of different ids, that tables get are the means of all
@@ -94,15 +94,15 @@ def shard(
         The module.
 
     Raises:
-        RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; a table's
-            optimizer has states already, or was made while it was on ``meta``; two modules share a table.
-        ValueError: ``wire_dtype`` is another; ``batch`` lacks a feature; a mesh of more than one dimension; a plan that
-            is unknown or does not suit; tables that do not fit; a table on ``meta`` with an ``init_fn`` that draws no
-            row by itself.
+        RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; two modules
+            share a table. Also if a table's optimizer has states already, or was made while the table was on ``meta``.
+        ValueError: ``wire_dtype`` is another; ``batch`` lacks a feature; a mesh of more than one dimension. Also for a
+            plan that is unknown or does not suit, tables that do not fit, and a table on ``meta`` with an ``init_fn``
+            that cannot draw single rows.
 
-    A rank's gradients are added up over ranks and divided by their number, as DistributedDataParallel does with those
-    of dense layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too:
-    that leaves these tables alone.
+    Gradients are added up over ranks and divided by the number of ranks, as DistributedDataParallel does for dense
+    layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too: that
+    leaves these tables alone.
 
     Example:
         >>> from torch.distributed import TCPStore, destroy_process_group, init_process_group
@@ -251,7 +251,7 @@ def _given(plan: Any, names: Mapping[str, Table], ranks: int, constraints: Mappi
 
 
 def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table]) -> dict[str, Any]:
-    """Return what is given for each table; a name that several modules' tables have stands for all of them."""
+    """Return the value given for each table; a name that several modules' tables have stands for all of them."""
     found = {}
     for key, value in given.items():
         its = [name for name, table in names.items() if key in (name, table.name)]
@@ -262,7 +262,7 @@ def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table
 
 
 def _counts(batch: Any, names: Mapping[str, Table]) -> dict[str, tuple[int, int, int]]:
-    """Count for each table a batch's ids, those that differ, and its results."""
+    """Count for each table a batch's ids, its different ids, and its results."""
     features = list(dict.fromkeys(feature for table in names.values() for feature in table.features))
     its = as_keyed_jagged_tensor(batch, features, "shard: batch").to_dict()
     found = {}
@@ -280,7 +280,7 @@ def _use(
     wire_dtype: torch.dtype | None,
     of_ranks: Sequence[Mapping[str, tuple[int, int, int]]],
 ) -> Use:
-    """Describe a table for the planner, and what a step does with it: as in the batches of ranks, if they have any."""
+    """Describe a table and its use in a step for the planner: as in the batches of ranks, if they have any."""
     ids = bags = float(_BATCH * len(table.features))
     counted = [counts[name] for counts in of_ranks if name in counts]
     if counted:
@@ -337,7 +337,7 @@ def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
 
 @torch.no_grad()
 def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
-    """Let a parameter keep this rank's part of its table; draw that of a table on meta, for a new parameter."""
+    """Make a parameter keep this rank's part of its table; for a table on meta draw the part, for a new parameter."""
     weight = table.weight
     if table.rows is None:
         _cut_growing(table, plan, ranks)
@@ -356,7 +356,7 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
 
 
 def _cut_growing(table: Table, plan: TablePlan, ranks: Ranks) -> None:
-    """Let a variable keep this rank's keys."""
+    """Make a variable keep this rank's keys."""
     has: Callable[[Tensor], Tensor]
     if isinstance(plan, RowWise):
         has = partial(is_of_rank, rank=ranks.rank, ranks=ranks.count)

@@ -30,15 +30,15 @@ __all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
 NO_GRAPH = (
     "a lookup in tables of several ranks cannot be part of a graph: compile without fullgraph, which leaves it out"
 )
-# Lookups with gradients, after each of which copies of replicated tables are compared.
+# The number of lookups with gradients between two comparisons of replicated tables' copies.
 _OFTEN = 1000
 
 
 class Request(NamedTuple):
     """
-    What a rank wants of the others in a call: the call's input, its ids, and what is asked in each way of tables.
+    A rank's request to the others in a call: the call's input, its ids, and the request in each way of tables.
 
-    ``parts`` are all that travels, and ``counts``, ``[W, K]`` int64 on the host, say how much goes to each rank.
+    Only ``parts`` travel, and ``counts``, ``[W, K]`` int64 on the host, are the amounts for each rank.
     """
 
     x: Any
@@ -141,7 +141,7 @@ class Shards:
 
     def request(self, module: Any, *given: Any, **how: bool) -> Request:
         """
-        Return what this rank will want of the others in a call of the module.
+        Return this rank's request to the others in a call of the module.
 
         Args:
             module: the module that owns the tables. Its ``_inputs`` returns what a call looks up.
@@ -170,7 +170,7 @@ class Shards:
 
     def call_of(self, module: Any, weights: Sequence[Parameter], ids: Ids) -> tuple[Call, bool]:
         """
-        Return what all ranks must do as this one does, and whether the lookup has gradients.
+        Return the action that all ranks must take, and whether the lookup has gradients.
 
         Args:
             module: the module that owns the tables.
@@ -225,7 +225,7 @@ class Shards:
 
     def look_up(self, module: Any, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
         """
-        Look up what a call of the module asks for; all ranks make the same call.
+        Do the lookup of a call of the module; all ranks make the same call.
 
         Args:
             module: the argument of :meth:`request`.
@@ -312,11 +312,11 @@ class Shards:
         )
 
     def read(self, told: Tensor) -> list[Any]:
-        """Return what the others want in each way of tables, by their headers."""
+        """Return the others' requests in each way of tables, by their headers."""
         return [way.read(counts) for way, counts in zip(self._ways, told.split(self._widths, 1), strict=True)]
 
     def payload_sizes(self, request: Request, came: Sequence[Any]) -> list[Sizes]:
-        """Return the sizes of what is asked of others, in the order of ``request.parts``."""
+        """Return the sizes of the request to others, in the order of ``request.parts``."""
         sizes: list[Sizes] = []
         for way, a, c in zip(self._ways, request.asked, came, strict=True):
             sizes += way.payload_sizes(a, c)
@@ -345,12 +345,12 @@ class Shards:
             except Exception as error:
                 if not way.grows:
                     raise
-                # No room for new rows, in memory or on a disk: the others are told beside the results.
+                # No room for new rows, in memory or on a disk: the others learn it beside the results.
                 failed = error
                 answers.append(torch.zeros(sum(sizes_of_answer.sent), dtype=way.dtype, device=ranks.device))
             at += len(a.parts)
         if self._growing:
-            # And what this rank does, as the header of a batch that was prefetched tells the mode of that time.
+            # And this rank's action: the header of a batch that was prefetched has the mode of that time.
             word = call.signature if failed is None else 0
             answers.append(torch.full((ranks.count,), word, dtype=torch.int64, device=ranks.device))
             answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
@@ -382,7 +382,7 @@ class _Failed(Exception):
 
 
 def _form(table: Table) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
-    """Return what must stay of a part: whether it grows, its shape, but for rows that come and go, dtype and device."""
+    """Return the fixed facts of a part: whether it grows, its shape without rows that come and go, dtype and device."""
     weight = table.weight
     return table.grows, weight.shape[table.grows :], weight.dtype, weight.device
 

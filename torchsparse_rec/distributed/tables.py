@@ -1,4 +1,4 @@
-"""The tables of modules, as they are split over ranks."""
+"""The tables of modules, for splitting them over ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Table:
 
     @property
     def weight(self) -> Parameter:
-        """The parameter, of which a rank's part is left once the table is split."""
+        """The parameter; once the table is split, it holds a rank's part."""
         return self.child.stored_weight()  # type: ignore[no-any-return]
 
     @property
@@ -160,7 +160,7 @@ def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float
 
 
 def growth_of(variable: EmbeddingVariable) -> dict[str, Any]:
-    """Return what of a table that grows must be the same on all ranks, beside what all tables have."""
+    """Return the facts of a table that grows that must be the same on all ranks, beside the facts of all tables."""
     initial, option = variable.initial, variable.ev_option
     return {
         "key_dtype": variable.key_dtype,

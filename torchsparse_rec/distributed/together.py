@@ -43,7 +43,7 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
 
     Raises:
         ValueError: a table is whole, of a collection, or was split by another call of ``shard``; the parameter of a
-            table that grows; and the errors of the function, of whichever rank.
+            table that grows. Also the errors of the function, of whichever rank.
     """
     known = [_modules.get(id(weight_of(given))) for given in params if part_of(given) is not None]
     teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
@@ -93,7 +93,7 @@ def _module_of(given: Any, k: int) -> Any:
 
 class _Together:
     """
-    Tables that are looked up together: of a module, what :class:`Shards` asks for.
+    Tables that are looked up together: the part of a module that :class:`Shards` needs.
 
     Args:
         name: the name of the lookup, for errors.
@@ -104,7 +104,7 @@ class _Together:
     def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:
         self._tables, self._modules = tables, modules
         shards = [module.shards for module in modules]
-        # The plan of the tables as they are now has this rank's rows and columns.
+        # The plan of the present tables has this rank's rows and columns.
         sizes = [(each.tables[0].rows or 1, each.tables[0].dim) for each in shards]
         rows, dims = zip(*sizes, strict=True)
         self._whole = tables.plan._replace(num_embeddings=rows, dims=dims)

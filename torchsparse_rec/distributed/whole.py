@@ -119,7 +119,7 @@ class _Place:
 
 
 def _streamed(part: Tensor, kept: KeptByPlan, ranks: Ranks, call: Call, place: _Place) -> Tensor:
-    """Return a whole table in a file, to which the parts of all ranks go by some places of all blocks at a time."""
+    """Return a whole table in a file; the parts of all ranks go there by some places of all blocks at a time."""
     if isinstance(kept.plan, Replicated):
         kept = kept_by_plan(kept.rows, kept.dim, TableWise(0), ranks.rank, ranks.count)
         part = part if ranks.rank == 0 else part[:0]

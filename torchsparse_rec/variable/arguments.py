@@ -97,7 +97,7 @@ def check_whole(weight: Tensor, method: str, instead: str) -> None:
 
 
 def check_trainable(module: torch.nn.Module, name: str, weight: Tensor) -> None:
-    """Raise ``RuntimeError`` where a variable cannot be trained, for what it is wrapped in."""
+    """Raise ``RuntimeError`` where a variable cannot be trained because of its wrapper."""
     if getattr(module, "_is_replica", False):
         raise RuntimeError(
             f"EmbeddingVariable {name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "

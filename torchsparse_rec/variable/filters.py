@@ -117,7 +117,7 @@ class SketchAdmission(OwnTensors):
         return ops.count_min_sketch_(self.sketch, ids, num_hashes=self.num_hashes, count=False).long()
 
     def expire(self, before: int) -> Tensor:
-        """Return no keys: a Bloom filter knows no steps, and forgets nothing."""
+        """Return no keys: a Bloom filter has no steps, and forgets nothing."""
         return torch.empty(0, dtype=torch.int64, device=self.sketch.device)
 
     def nbytes(self) -> int:

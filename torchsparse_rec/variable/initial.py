@@ -23,8 +23,8 @@ class InitialRows(torch.nn.Module):
 
     Args:
         initializer: an object of :mod:`torchsparse_rec.initializers`; a number; a tensor or list of rows ``[P, D]`` or
-            one row ``[D]``; or a function that fills such a tensor in place, as in ``torch.nn.init``. None: the
-            option's initializer, or else :class:`TruncatedNormal`.
+            one row ``[D]``. It may also be a function that fills such a tensor in place, as in ``torch.nn.init``. None:
+            the option's initializer, or else :class:`TruncatedNormal`.
         option: an option with the default initializer, and the number of rows that a function fills.
         embedding_dim: the dimension of the rows, D.
         seed: the seed of random values.

@@ -49,7 +49,7 @@ class KeyRows(OwnTensors):
     counters: Tensor
     free_rows: Tensor
     _failed_before: int
-    #: What the host knows of the counters.
+    #: The host's knowledge of the counters.
     known: Known
     #: Whether it may always grow: on CUDA room is then made for more keys than may come, as to count them would wait.
     may_grow = True
@@ -89,7 +89,7 @@ class KeyRows(OwnTensors):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load a state of any capacity."""
         if prefix + "counters" in state_dict and prefix + "free_rows" not in state_dict:
-            # Of several empty tensors safetensors keeps one. Free rows are searched for when they are needed.
+            # Safetensors keeps one of several empty tensors. Free rows are searched for when they are needed.
             none = {"free_rows": self.free_rows.new_empty(0), "counters": state_dict[prefix + "counters"].clone()}
             none["counters"][_REUSED] = 0
             state_dict = {**state_dict, **{prefix + name: x for name, x in none.items()}}
@@ -108,7 +108,7 @@ class KeyRows(OwnTensors):
         return known[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a file takes over: places and what is known of counters are found anew."""
+        """Return the state for a copy or a file: places and the knowledge of counters are found anew."""
         return {**{name: x for name, x in self.__dict__.items() if name != "known"}, "_known_places": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -377,7 +377,7 @@ class KeyRows(OwnTensors):
 
     def spread(self) -> None:
         """
-        Build an index with another hash, which nobody can foresee, since some keys found their region full.
+        Build an index with another, unpredictable hash, since some keys found their region full.
 
         Regions are so large that this never happens by chance: somebody who knew the hash chose the keys. No result of
         a table depends on its hash. Tables of other keys never have a seed.

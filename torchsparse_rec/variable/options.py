@@ -66,8 +66,8 @@ class CounterFilter:
     """
     Admit a key once it has occurred ``filter_freq`` times; until then it is counted exactly, at 24 bytes a key.
 
-    As in DeepRec, a key is admitted when the optimizer steps: lookups in the step of the last of these occurrences
-    still return the default value, that step's gradient is the first of the row, and later lookups return the row.
+    As in DeepRec, a key is admitted when the optimizer steps. Lookups in the step of the last of these occurrences
+    still return the default value. That step's gradient is the first of the row, and later lookups return the row.
 
     Args:
         filter_freq: the number of occurrences, the current batch's included. 0: there is no filter. Default 0.
@@ -101,7 +101,7 @@ class CBFFilter:
         false_positive_probability: a probability in (0, 1).
         counter_type: int8, int16, int32 or int64 (the default). A counter at its maximum stays there.
 
-    Source: DeepRec's ``CBFFilter``; the sizes are those of Bloom's filter, 1970.
+    Source: DeepRec's ``CBFFilter``; the sizes are from Bloom's filter, 1970.
 
     Example:
         >>> option = CBFFilter(3, max_element_size=2**20, false_positive_probability=0.01, counter_type=torch.int8)
@@ -205,7 +205,7 @@ class L2WeightEvict:
 @dataclass(frozen=True)
 class LRUEvict:
     """
-    Keep at most ``capacity`` keys: evict those that have not been looked up in training for longest.
+    Keep at most ``capacity`` keys: evict the ones that have not been looked up in training for longest.
 
     Args:
         capacity: the number of keys, at least 1; it must hold the keys of one training step.
@@ -224,7 +224,7 @@ class LRUEvict:
 @dataclass(frozen=True)
 class LFUEvict(LRUEvict):
     """
-    Keep at most ``capacity`` keys: evict those that have been looked up in training least often.
+    Keep at most ``capacity`` keys: evict the ones that have been looked up in training least often.
 
     Args:
         capacity: the number of keys, at least 1; it must hold the keys of one training step.

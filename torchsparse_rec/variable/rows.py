@@ -53,7 +53,7 @@ class TableRows:
         self.tell_keys()
         #: How many keys have been evicted.
         self.evicted = 0
-        #: The step of the last lookup, from which the schedule of evictions continues.
+        #: The step of the last lookup: the schedule of evictions continues from it.
         self.seen = 0
         self.note_saved(None)
 
@@ -104,7 +104,7 @@ class TableRows:
 
         Args:
             wanted: the least number of rows.
-            protected: rows that must stay, beside those whose version is the current step.
+            protected: rows that must stay, beside the rows whose version is the current step.
 
         Raises:
             RuntimeError: the capacity is less than the ids of one step.
@@ -242,8 +242,8 @@ class TableRows:
         Args:
             keys: ``[N]`` int64; of a repeated one the last row counts.
             values: ``[N, D]``.
-            frequencies: ``[N]``, or that of all rows.
-            versions: ``[N]``, or that of all rows.
+            frequencies: ``[N]``, or one number for all rows.
+            versions: ``[N]``, or one number for all rows.
 
         Returns:
             ``[N]``: negative where a key had a row in the first tier before.
@@ -262,7 +262,7 @@ class TableRows:
         return torch.zeros_like(keys)
 
     def put(self, part: Part) -> None:
-        """Write rows, new or not; those that do not fit in the first tier go to the next, or are evicted."""
+        """Write rows, new or not; rows that do not fit in the first tier go to the next, or are evicted."""
         keys = self.store.keys
         if self.cold is not None:
             new = keys.find(part.keys) < 0
@@ -276,7 +276,7 @@ class TableRows:
         self.store.write(*part, make_room=self.find_room)
 
     def reserve(self, keys: Tensor) -> None:
-        """Give keys rows of the first tier in their order, if all fit; what is in the rows comes by :meth:`put`."""
+        """Give keys rows of the first tier in their order, if all fit; the rows' content comes by :meth:`put`."""
         table = self.store.keys
         new = keys[table.find(keys) < 0]
         self._grow_for(len(new))
@@ -285,7 +285,7 @@ class TableRows:
             table.insert(new, version=self.store.step, make_room=self.find_room)
 
     def _hottest(self, part: Part, capacity: int) -> Part:
-        """Return the rows that a capacity lets stay, and evict here: the coldest go, of both together."""
+        """Return the rows that stay within a capacity, and evict here: the coldest go, of both together."""
         keys = self.store.keys
         new = keys.find(part.keys) < 0
         over = len(keys) + int(new.sum()) - capacity

@@ -1,4 +1,4 @@
-"""What a rank keeps of a variable that is split over ranks."""
+"""The part that a rank keeps of a variable that is split over ranks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["RowStore"]
 
 class RowStore:
     """
-    Rows by key, with what an optimizer keeps of them: they are read, written and erased together, and grow.
+    Rows by key, with an optimizer's states of them: they are read, written and erased together, and grow.
 
     Args:
         name: the name of the variable, for errors.
@@ -51,7 +51,7 @@ class RowStore:
 
     @property
     def weight(self) -> Parameter:
-        """The rows' values as they are stored, perhaps stale, ``[capacity, D]``."""
+        """The rows' stored values, perhaps stale, ``[capacity, D]``."""
         weight = self._parameters.get("weight")
         if weight is None:
             computed = self._computed()
@@ -95,9 +95,9 @@ class RowStore:
         Args:
             keys: ``[N]`` int64.
             values: ``[N, D]``.
-            frequencies: ``[N]`` int64, or that of all rows.
-            versions: ``[N]`` int64, or that of all rows.
-            states: ``[N, ...]`` by name; those that are not given get their initial value.
+            frequencies: ``[N]`` int64, or one number for all rows.
+            versions: ``[N]`` int64, or one number for all rows.
+            states: ``[N, ...]`` by name; missing ones get their initial value.
             steps: the step of the optimizer up to which each row is up to date. Default: the last one.
             make_room: the argument of :meth:`KeyRows.insert`.
 
@@ -163,7 +163,7 @@ class RowStore:
             weight.grad = grad
 
     def tend(self, growing: Growing) -> None:
-        """Let optimizers tell ``growing`` of their steps; the Parameter may be another object than before."""
+        """Register ``growing`` for optimizers' steps; the Parameter may be another object than before."""
         weight = self.weight
         table = table_of(weight)
         mark_growing(weight)
