@@ -2,9 +2,9 @@
 Conversions to and from TensorFlow: dense tensors, ``tf.SparseTensor``, ``tf.IndexedSlices`` and ``tf.RaggedTensor``,
 feature columns and Keras's preprocessing layers.
 
-torch to TensorFlow shares memory where that is safe (contiguous CPU memory aligned to 64 bytes: TensorFlow ends the
-process on other memory) and copies otherwise; ``share=False`` always copies. A shared TensorFlow tensor changes when
-the torch tensor is written to, although TensorFlow takes its tensors for constant.
+Conversion from torch to TensorFlow shares memory where that is safe, and copies otherwise; ``share=False`` always
+copies. Safe is contiguous CPU memory aligned to 64 bytes: TensorFlow ends the process on other memory. A shared
+TensorFlow tensor changes when the torch tensor is written to, although TensorFlow takes its tensors for constant.
 
 TensorFlow to torch copies; ``share=True`` shares TensorFlow's memory, which must then not be written to.
 
@@ -297,7 +297,7 @@ def ragged_tensor_to_nested(ragged: Any, *, share: bool = False) -> Tensor:
     """
     Return a ``torch.nested`` tensor of jagged layout with the rows of a ``tf.RaggedTensor``.
 
-    The arguments and errors are those of :func:`ragged_tensor_to_torch`: one dimension is ragged.
+    The arguments and errors are as in :func:`ragged_tensor_to_torch`: one dimension is ragged.
 
     Example:
         >>> import tensorflow as tf

@@ -75,7 +75,7 @@ CHUNK = 16 * 2**20
 
 
 class Entry(NamedTuple):
-    """What the index says of a tensor."""
+    """The index's entry of a tensor."""
 
     dtype: int
     shape: tuple[int, ...]

@@ -197,7 +197,7 @@ def _chunks(part: GrowingRows) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
         named |= {state: values, f"{state}-keys": keys}
     found = {name: (x.pieces(), x.shape) for name, x in named.items() if x is not None}
     count = part.values.shape[0]
-    # Rows of a slot may have another order than the table's, or those of partitions alternate: then all come at once.
+    # Rows of a slot may have another order than the table's, or partitions' rows may alternate: then all come at once.
     alternate = any(piece.place[0].step not in (None, 1) for pieces, _ in found.values() for piece in pieces)
     step = count if alternate or _reorders(part) else _ROWS
     for begin in range(0, count, max(step, 1)):

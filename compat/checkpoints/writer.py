@@ -50,7 +50,7 @@ class CheckpointWriter:
 
     def __enter__(self) -> CheckpointWriter:
         with ExitStack() as files:
-            # What is opened last is the first to get its name: no index is there without its data.
+            # The file opened last is the first to get its name: no index is there without its data.
             self._index_file = files.enter_context(whole_file(f"{self.prefix}.index"))
             self._file = files.enter_context(whole_file(self.data))
             self._files = files.pop_all()

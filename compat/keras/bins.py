@@ -176,8 +176,8 @@ class CategoryEncoding(Encoder):
         Of ids as for :class:`Hashing`; floats are truncated. ``count_weights`` are of their shape, for ``"count"``.
 
     Raises:
-        ValueError: for arguments or inputs that Keras refuses too, such as negative ids, unless the inputs are a
-            ``SparseTensor`` of rank 2 and the vectors strided: then these do not count.
+        ValueError: for arguments or inputs that Keras refuses too, such as negative ids. If the inputs are a
+            ``SparseTensor`` of rank 2 and the vectors strided, negative ids do not count instead.
 
     Source: ``keras.layers.CategoryEncoding``.
 

@@ -18,7 +18,7 @@ class StringLookup(IndexLookup):
     """
     Map strings to their places in a vocabulary, or places to strings.
 
-    The ids, in order: the mask's, if there is one and ``output_mode`` is ``"int"``; those of unknown strings; the
+    The ids, in order: the mask's, if there is one and ``output_mode`` is ``"int"``; the unknown strings'; the
     vocabulary's.
 
     Args:
@@ -40,7 +40,7 @@ class StringLookup(IndexLookup):
         **kwargs: ``oov_method``, ``vocabulary_size``, ``trainable`` and ``dtype`` of configurations, without effect.
 
     Shapes:
-        As for :class:`Hashing`. Ids and vectors are int64, those of ``"tf_idf"`` float32.
+        As for :class:`Hashing`. Ids and vectors are int64, vectors of ``"tf_idf"`` float32.
 
     Raises:
         ValueError: for arguments, vocabularies or inputs that Keras refuses too.
@@ -139,8 +139,8 @@ class IntegerLookup(IndexLookup):
 
     Args:
         max_tokens: the argument of :class:`StringLookup`.
-        num_oov_indices: the argument of :class:`StringLookup`; with more than one, ``oov_method`` tells unknown
-            integers apart.
+        num_oov_indices: the argument of :class:`StringLookup`; with more than one, ``oov_method`` distributes unknown
+            integers.
         mask_token: an integer with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
         oov_token: the integer that ids without an integer become with ``invert``. Default -1.
         vocabulary: the argument of :class:`StringLookup`; a file has one integer in each line.

@@ -167,7 +167,7 @@ def cross(inputs: Any, name: str | None = None, separator: Any = None) -> Sparse
     Cross columns: every combination of one value of each, row by row, joined to one string.
 
     Args:
-        inputs: a list of columns with the same number of rows: each a :class:`.SparseTensor` of rank 2 or a matrix
+        inputs: a list of columns with the same number of rows. Each is a :class:`.SparseTensor` of rank 2 or a matrix
             (a tensor, or a numpy array of strings). **Sparse columns come before dense ones in the cross**, whatever
             their order here. Numbers are cast to int64. Entries of a SparseTensor that come after one of a later row
             are lost.

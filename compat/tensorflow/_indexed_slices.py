@@ -1,8 +1,8 @@
 """
 Norms, clipping and conversion to a dense tensor of :class:`.IndexedSlices`.
 
-Norms are those of the tensor that the slices stand for: rows that share an index are added up first. TensorFlow takes
-the norm of the slices as they come, which differs as soon as an index repeats.
+Norms are of the tensor that the slices stand for: rows that share an index are added up first. TensorFlow takes the
+norm of the slices as they come, which differs as soon as an index repeats.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def convert_to_tensor(
     Make a dense tensor of :class:`.IndexedSlices`: slices of one index add up, negative indices drop out.
 
     Args:
-        value: slices whose ``dense_shape`` is known (only its first element matters), or what can be converted to a
-            tensor.
+        value: slices whose ``dense_shape`` is known (only its first element matters), or any value that can be
+            converted to a tensor.
         dtype: the dtype of the result. Slices must have it already.
         dtype_hint: the dtype of the result if ``dtype`` is None and ``value`` has no dtype of its own.
         name: the name, ignored.

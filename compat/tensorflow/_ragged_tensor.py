@@ -326,14 +326,14 @@ class RaggedTensor:
     # ---- Other forms ----
 
     def with_values(self, new_values: Any) -> RaggedTensor:
-        """Return the same rows with other values, of which there must be as many."""
+        """Return the same rows with as many other values."""
         inner = _as_inner(new_values)
         if inner.shape[0] != self.values.shape[0]:
             raise ValueError(f"new_values must have {self.values.shape[0]} rows, got {inner.shape[0]}")
         return RaggedTensor(inner, self.row_splits)
 
     def with_flat_values(self, new_values: Any) -> RaggedTensor:
-        """Return the same rows with other innermost values, of which there must be as many."""
+        """Return the same rows with as many other innermost values."""
         if isinstance(self.values, RaggedTensor):
             return self.with_values(self.values.with_flat_values(new_values))
         return self.with_values(new_values)

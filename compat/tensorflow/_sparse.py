@@ -70,8 +70,8 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
         name: the name, ignored.
 
     Returns:
-        ``(sparse tensor, empty_row_indicator)``: entries grouped by row in increasing order, those of one row in their
-        order; and which rows were empty, bool.
+        ``(sparse tensor, empty_row_indicator)``: entries grouped by row in increasing order, entries of one row in
+        their order; and which rows were empty, bool.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
@@ -179,7 +179,7 @@ def to_dense(
     Args:
         sp_input: the sparse tensor.
         default_value: the value of the other elements: a scalar of the values' kind; default: 0, "" or False.
-        validate_indices: whether indices must be sorted and distinct; without it the last of several entries with one
+        validate_indices: whether indices must be sorted and distinct. Without it the last of several entries with one
             index counts, but all of them get the element's gradient, as in TensorFlow.
         name: the name, ignored.
 

@@ -86,7 +86,7 @@ def slice(sp_input: SparseTensor, start: Any, size: Any, name: str | None = None
     Args:
         sp_input: the sparse tensor; its entries keep their order.
         start: the beginning of the block in each dimension.
-        size: the size of the block in each dimension; what lies beyond the tensor is left off.
+        size: the size of the block in each dimension; its part beyond the tensor is left off.
         name: the name, ignored.
 
     Raises:

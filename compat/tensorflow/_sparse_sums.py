@@ -26,7 +26,7 @@ def bincount(
     Count how often each number occurs, or add up its weights.
 
     Args:
-        values: numbers that are not negative, int32 or int64: a tensor or numbers of rank 1 or 2, a
+        values: numbers that are not negative, int32 or int64. They are a tensor or numbers of rank 1 or 2, a
             :class:`.SparseTensor` of rank 1 or 2, or a :class:`.RaggedTensor` of rank 2.
         weights: a weight for each number, in the same kind of tensor and the same places; default: none.
         axis: 0: count all numbers together; -1: count each row.

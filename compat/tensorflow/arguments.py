@@ -20,8 +20,8 @@ def as_tensor(
 
     Args:
         argument: the name of the argument, for errors.
-        value: a tensor, returned as it is; a numpy array, whose dtype is kept; or a number or nested list of numbers:
-            integers become int32 where all fit, else int64, and floats become float32.
+        value: a tensor, returned unchanged; a numpy array, whose dtype is kept; or a number or nested list of numbers.
+            Integers become int32 where all fit, else int64, and floats become float32.
         empty: the dtype of an empty list.
         device: the device for what is not a tensor yet. Default: the CPU.
 

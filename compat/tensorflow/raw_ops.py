@@ -1,7 +1,7 @@
 """
 ``tf.raw_ops``: single operators. As in TensorFlow, all arguments are keywords; ``name`` is ignored.
 
-Shapes, dtypes and errors of an operator are those of the function that its docstring names.
+An operator has the shapes, dtypes and errors of the function that its docstring names.
 
 Example:
     >>> SparseSegmentSumWithNumSegments(data=[1.0, 2.0, 3.0], indices=[0, 2], segment_ids=[0, 0], num_segments=2)
@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 
 
 class SparseGradient(NamedTuple):
-    """What the ``GradV2`` operators return."""
+    """The result of the ``GradV2`` operators."""
 
     #: ``[U, ...]``, the rows of the gradient that have entries.
     output: Tensor

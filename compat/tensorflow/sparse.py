@@ -95,7 +95,7 @@ def segment_mean(
     """
     Average the rows ``data[indices]`` within each segment; a segment without entries is zero.
 
-    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` must be floating.
+    The arguments, result and errors are as in :func:`segment_sum`, but ``data`` must be floating.
 
     Source: ``tf.sparse.segment_mean``.
 
@@ -119,7 +119,7 @@ def segment_sqrt_n(
     """
     Sum the rows ``data[indices]`` within each segment and divide by the square root of the number of entries.
 
-    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` must be floating.
+    The arguments, result and errors are as in :func:`segment_sum`, but ``data`` must be floating.
 
     Source: ``tf.sparse.segment_sqrt_n``.
 

@@ -22,8 +22,8 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
 
     Args:
         input: strings: a ``str`` or ``bytes``, a nested list of them, a numpy array of dtype ``S``, ``U`` or ``O``, or
-            a pyarrow array, of any shape; ``str`` is hashed as UTF-8. Or an integer tensor or array, for which
-            TensorFlow needs ``tf.strings.as_string`` first; the result is the same.
+            a pyarrow array, of any shape. ``str`` is hashed as UTF-8. Or an integer tensor or array: TensorFlow needs
+            ``tf.strings.as_string`` for it first; the result is the same.
         num_buckets: the number of buckets, at least 1, below 2 ** 63.
         name: the name, ignored.
 
@@ -172,7 +172,7 @@ def as_string(
     kind = "d" if not floating else "e" if scientific else "g" if shortest else "f"
     digits = f".{precision}" if precision >= 0 else ""
     rest = f"{width if width >= 0 else ''}{digits}{kind}"
-    # C pads infinities and NaN with spaces, whatever fill is asked for.
+    # C pads infinities and NaN with spaces, whatever the fill is.
     template, special = f"%{fill}{rest}", f"%{fill.replace('0', '')}{rest}"
     values = numbers.reshape(-1).tolist()
     result[:] = [((template if math.isfinite(value) else special) % value).encode() for value in values]

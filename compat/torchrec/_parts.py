@@ -18,7 +18,7 @@ __all__ = ["Parts", "copy_kept"]
 
 class Parts:
     """
-    What this rank keeps of each table of a model.
+    This rank's part of each table of a model.
 
     Args:
         model: the model; some of its modules may be split over ranks.
@@ -48,7 +48,7 @@ class Parts:
                     self._kept[id(table.weight)] = kept
 
     def of(self, parameter: Tensor) -> KeptByPlan | None:
-        """Return what this rank keeps of the table of a parameter; None: it is no table over ranks."""
+        """Return this rank's part of the table of a parameter; None: it is no table over ranks."""
         return self._kept.get(id(parameter))
 
 
@@ -81,7 +81,7 @@ def copy_kept(piece: Piece, out: Tensor, kept: KeptByPlan | None) -> None:
             part[begin:end, to] = _elements(piece, slice(begin - rows.start, end - rows.start))[:, of].to(part.device)
         return
     blocks = kept.box.blocks[1] - kept.box.blocks[0]
-    # Of each place, the ids of all blocks lie together.
+    # The ids of all blocks lie together for each place.
     begin_place, end_place = (end // kept.blocks.count for end in (rows.start, rows.stop + kept.blocks.count - 1))
     step = max(1, each // max(1, blocks))
     for begin in range(begin_place, end_place, step):

@@ -26,7 +26,7 @@ class KerasOptimizer(Optimizer):
         learning_rate: a number, or a function of the number of steps done or of nothing.
         weight_decay: the decay before each step: ``w -= w * weight_decay * lr`` for every parameter with a gradient;
             None: none.
-        clipnorm: the largest norm of a gradient. Slices count as they come, those of one row apart.
+        clipnorm: the largest norm of a gradient. Slices count one by one, also slices of one row.
         clipvalue: the largest element of a gradient, or of each slice by itself.
         global_clipnorm: the largest norm of all gradients, slices apart; they are added up after that.
         use_ema: whether to keep a moving average of every parameter.
@@ -99,7 +99,7 @@ class KerasOptimizer(Optimizer):
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO
                 (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter does not change. It may
-                have another floating dtype than the parameter, to which it is cast after it has been clipped.
+                have another floating dtype than the parameter: after clipping it is cast to the parameter's.
 
         Returns:
             The number of steps done.
@@ -112,7 +112,7 @@ class KerasOptimizer(Optimizer):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first group; setting it sets that of all groups."""
+        """The learning rate of the first group; setting it sets all groups'."""
         return self.param_groups[0]["lr"]
 
     @learning_rate.setter
@@ -141,7 +141,7 @@ class KerasOptimizer(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _steps_done(self) -> int:
-        """Return the number of steps, by which rules and averages count: with accumulation, steps and not calls."""
+        """Return the number of steps that rules and averages use: with accumulation, steps and not calls."""
         return self.iterations // (self.gradient_accumulation_steps or 1)
 
     def _update_all(self, updates: list[Update]) -> None:
@@ -219,7 +219,7 @@ def rows_of(table: Tensor, gradient: Gradient) -> Tensor:
 
 
 def subtract(table: Tensor, change: Gradient, factor: float = 1.0) -> None:
-    """Subtract a change from a table in place; slices are subtracted one after another, and only from their rows."""
+    """Subtract a change from a table in place; slices are subtracted one by one, and only from their rows."""
     if isinstance(change, Slices):
         row_update_(RowRule.GRADIENT_DESCENT, [table], change.values.contiguous(), change.indices, [factor])
     else:

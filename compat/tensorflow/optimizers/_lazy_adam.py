@@ -17,9 +17,9 @@ class LazyAdam(Optimizer):
     """
     Adam that changes only the rows in a sparse gradient and their averages; slices of one row are added up first.
 
-    ``m = beta_1 * m + (1 - beta_1) * g``, ``v = beta_2 * v + (1 - beta_2) * g * g``,
-    ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``, where ``t`` counts all
-    steps. A strided gradient moves every row.
+    ``m = beta_1 * m + (1 - beta_1) * g``, ``v = beta_2 * v + (1 - beta_2) * g * g``. Then ``w -= lr * sqrt(1 -
+    beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``, where ``t`` counts all steps. A strided gradient moves
+    every row.
 
     Args:
         params: parameters or groups.

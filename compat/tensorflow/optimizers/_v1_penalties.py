@@ -131,7 +131,7 @@ class ProximalAdagradOptimizer(RowOptimizer):
     """
     Proximal Adagrad.
 
-    ``a += g * g``, ``r = lr / sqrt(a)``, ``w = shrunk(w - r * g, r * l1) / (1 + r * l2)``, where ``shrunk(x, y)`` is
+    ``a += g * g``, ``r = lr / sqrt(a)``, ``w = shrunk(w - r * g, r * l1) / (1 + r * l2)``. Here ``shrunk(x, y)`` is
     ``x`` moved towards zero by ``y``, and zero where it is not further away.
 
     Source: ``tf.compat.v1.train.ProximalAdagradOptimizer``.
