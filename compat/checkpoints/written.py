@@ -24,7 +24,7 @@ __all__ = ["Saved", "write_checkpoint", "write_h5"]
 
 
 class Saved(NamedTuple):
-    """A table that is to be saved."""
+    """A table to save."""
 
     name: str
     target: Target

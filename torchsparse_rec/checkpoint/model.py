@@ -48,23 +48,24 @@ def save(
     """
     Write a model and its optimizer as the next version in a folder; where there are ranks, all call it.
 
-    One rename at the end makes it a version: whenever a process is killed, and whatever fails, earlier versions stay
-    whole. Each rank writes its own parts of tables and of their optimizer states, the first one what all ranks have
-    alike. A version can be loaded by any number of ranks, under any plan, and by one process. A run that saves and goes
-    on, and one that loads it with as many ranks and the same plan, have the same bits.
+    Each rank writes its parts of tables and of their optimizer states; the first rank also writes everything
+    replicated. A final rename publishes the version: whenever a rank is killed, and whatever fails, earlier versions
+    stay whole. It can be loaded by any number of ranks, under any plan, and by one process without
+    ``torch.distributed``, which can also save. A run that saves and goes on, and one that loads it with as many ranks
+    and the same plan, have the same bits.
 
     Args:
-        folder: a folder for these checkpoints alone, which all ranks see; it is made if it is missing.
+        folder: a folder only for these checkpoints, which all ranks see; it is made if it is missing.
         module: a module of any class, with tables or without, also in a ``DistributedDataParallel``. Evict options of
             variables are applied first.
-        optimizer: an optimizer whose parameters all belong to the module: one of :mod:`torchsparse_rec.optim`, or of
-            torch. Default None: there is none to save.
-        extra: what :func:`load` will return; the first rank's value is saved. None, numbers, strings, tensors, and
+        optimizer: an optimizer whose parameters all belong to the module, of :mod:`torchsparse_rec.optim` or of torch.
+            Default None: there is none to save.
+        extra: the value that :func:`load` will return; the first rank's is saved. None, numbers, strings, tensors, and
             lists, tuples and mappings of them, such as the number of steps and the state of a random generator.
-        delta: whether to write only what has changed of tables that grow, on top of the version that this model has
-            saved or loaded last; all is written if that was in another folder, or by other ranks or plans. What
-            optimizers move in every step has always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
-        keep: the number of the last versions that stay, beside those that they are on top of. Default: all.
+        delta: whether to write only the changes of tables that grow, on top of the version that this model has saved or
+            loaded last. All is written if that was in another folder, or by other ranks or plans. Rows that optimizers
+            move in every step have always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
+        keep: the number of last versions that stay, besides the versions that they build on. Default: all.
         on_phase: a function that is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
     Returns:
@@ -74,7 +75,7 @@ def save(
         BlockingIOError: another job is writing in the folder.
         RuntimeError: ranks call different things.
         ImportError: safetensors is missing (the extra ``checkpoint``).
-        OSError: the disk of a rank is full or fails, or a rank does not see what the first has written.
+        OSError: the disk of a rank is full or fails, or a rank does not see the first rank's files.
         ValueError: a state that cannot be stored.
             All errors are raised on all ranks; nothing is published then.
 
@@ -140,7 +141,7 @@ def _check_alike(what: str, of_ranks: list[dict[str, Any]]) -> None:
 
 
 def _joined(of_ranks: list[Any]) -> dict[str, Any]:
-    """Return what the first rank says, with what others know of the optimizer's states of tables that it has not."""
+    """Return the first rank's description, completed by the other ranks' states of tables that it does not have."""
     result: dict[str, Any] = of_ranks[0]
     for key in result["tables"]:
         its = [said["tables"][key] for said in of_ranks]
@@ -170,7 +171,7 @@ def _await(group: Any, path: Path) -> None:
 
 
 def _check_seen(path: Path, seen: list[Any]) -> None:
-    """Raise ``OSError`` if a rank does not see what the first does."""
+    """Raise ``OSError`` if a rank does not see what the first rank sees."""
     if unlike := [rank for rank, sees in enumerate(seen) if not sees or sees != seen[0]]:
         raise OSError(
             f"{path}: ranks {unlike} do not see what rank 0 sees: folder must be the same for all ranks, as on a "
@@ -231,9 +232,9 @@ def load(
     """
     Load what :func:`save` has written into a model, in place; where there are ranks, all call it.
 
-    All that is read is checked, with its checksum, before anything is changed; so is all that the manifest says, the
-    optimizer's options and ``extra`` too. Each rank reads the files that hold some of its own parts. If one rank finds
-    a fault, all ranks refuse.
+    Each rank reads the files that hold some of its parts, one by one. Everything that it reads is checked, with its
+    checksum, before anything is changed; the whole manifest is checked too, also the optimizer's options and ``extra``.
+    If one rank finds a fault, all ranks refuse.
 
     Args:
         folder: the folder of the checkpoints.
@@ -250,11 +251,11 @@ def load(
         RuntimeError: ranks call different things.
         OSError: a file cannot be read, or ranks see different ones. If one disappears while tables are written, they
             are partly loaded.
-        ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer; the filter
-            of a variable, ``CBFFilter``, has counters of another size or dtype; a module refuses its state; the
-            checkpoint is damaged. The error names the file, and nothing is changed then, on any rank.
+        ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer. Also if the
+            filter of a variable, ``CBFFilter``, has counters of another size or dtype, a module refuses its state, or
+            the checkpoint is damaged. The error names the file, and nothing is changed then, on any rank.
 
-    If there were other ranks, a counter of a ``CBFFilter`` is the largest of those that ranks had: never too low.
+    If there were other ranks, a counter of a ``CBFFilter`` is the largest of the ranks' counters: never too low.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""What a step costs with each plan of a table, by a model of four constants."""
+"""The cost of a step with each plan of a table, by a model of four constants."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _TOGETHER = 64
 @dataclass(frozen=True)
 class Use:
     """
-    A table, and what a step does with it.
+    A table and its use in a step.
 
     Args:
-        name: of the table.
-        rows: V; None for a table that grows.
-        dim: D.
-        element_bytes: of an element.
-        row_bytes: of a row with its optimizer's states.
-        ids: of a rank's batch, all features together.
-        distinct: of those ids. An example batch tells, or :func:`expected_distinct`.
-        bags: results of a rank's batch, all features together: as many as ids where nothing is pooled.
+        name: the name of the table.
+        rows: the number of rows, V; None for a table that grows.
+        dim: the dimension of the rows, D.
+        element_bytes: the bytes of an element.
+        row_bytes: the bytes of a row with its optimizer's states.
+        ids: the number of ids of a rank's batch, all features together.
+        distinct: the number of distinct ids among these, from an example batch or :func:`expected_distinct`.
+        bags: the number of results of a rank's batch, all features together: as many as ids where nothing is pooled.
         pooled: whether ids are pooled.
-        whole_rows: whether rows must not be cut into columns, as ``max_norm`` or the optimizer takes them as wholes.
-        wire_bytes: of an element on the way; None: as in memory.
+        whole_rows: whether rows must not be cut into columns, because ``max_norm`` or the optimizer needs whole rows.
+        wire_bytes: the bytes of an element on the way; None: as in memory.
 
     Example:
         >>> Use("users", rows=1000, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=612, bags=4096).bytes()
@@ -78,9 +78,10 @@ def expected_distinct(ids: float, rows: int, exponent: float = 1.05) -> float:
     Return how many different ids are expected in a batch whose ids follow a power law.
 
     Args:
-        ids: of the batch.
-        rows: V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x ** -exponent``.
-        exponent: 0 for ids that are all as frequent.
+        ids: the number of ids of the batch.
+        rows: the number of rows, V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x **
+            -exponent``.
+        exponent: the exponent of the power law; 0 for ids of equal frequency.
 
     Returns:
         The expectation, to about 0.1 %.
@@ -136,16 +137,16 @@ class Spread(NamedTuple):
 @dataclass(frozen=True)
 class Option:
     """
-    A plan of a table, and what it costs.
+    A plan of a table, and its cost.
 
     Args:
-        plan: where the table is.
-        seconds: of every rank.
-        owners_seconds: of all owners together, by their shares.
-        sent: bytes that a rank sends, the mean of all ranks.
-        messages: of a step, which all tables with as many share.
-        unit_bytes: of a unit of the spread.
-        spread: over ranks.
+        plan: the place of the table.
+        seconds: the seconds of every rank.
+        owners_seconds: the seconds of all owners together, by their shares.
+        sent: the bytes that a rank sends, the mean of all ranks.
+        messages: the number of messages of a step, which all tables with as many messages share.
+        unit_bytes: the bytes of a unit of the spread.
+        spread: the spread over ranks.
 
     Example:
         >>> from torchsparse_rec.distributed.machine import MACHINES
@@ -177,7 +178,7 @@ class Option:
 
 
 def option(use: Use, plan: TablePlan, ranks: int, machine: Machine) -> Option:
-    """Return what a plan of a table costs."""
+    """Return the cost of a plan of a table."""
     if isinstance(plan, Replicated):
         return Option(plan, *_replicated(use, ranks, machine), use.bytes(), _of_all(ranks))
     by_rows, parts = isinstance(plan, RowWise) or not use.pooled, 1
@@ -219,7 +220,7 @@ def _of_all(ranks: int) -> Spread:
 
 
 def _exchanged(use: Use, ranks: int, machine: Machine, by_rows: bool, parts: int) -> tuple[float, float, float]:
-    """Return the seconds of every rank, those of the owners together, and the bytes that a rank sends."""
+    """Return the seconds of every rank, the seconds of all owners together, and the bytes that a rank sends."""
     away = (ranks - 1) / ranks
     asked, results = (use.distinct, use.distinct) if by_rows else (use.ids, use.bags)
     ids_sent, results_sent = away * parts * asked * 4, away * results * use.width_on_the_way()

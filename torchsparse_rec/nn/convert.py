@@ -126,7 +126,7 @@ def _change_all(
         else:
             left.append(f"{name or 'the model itself'} ({type(module).__name__}: {why})")
     if left:
-        warnings.warn(f"{function}: left as they are: {', '.join(left)}", stacklevel=3)
+        warnings.warn(f"{function}: left unchanged: {', '.join(left)}", stacklevel=3)
     elif not modules:
         warnings.warn(f"{function}: nothing was changed: the model has no module of {what}", stacklevel=3)
 

@@ -171,7 +171,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         elif weight.shape[0] != self.keys.capacity:
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r}: its weight has {weight.shape[0]} rows, but its keys have "
-                f"{self.keys.capacity}: rows taken before the table grew are not those of its keys now"
+                f"{self.keys.capacity}: rows taken before the table grew do not fit its present keys"
             )
 
     @torch.no_grad()
@@ -221,7 +221,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         if self.training:
             why = "a program cannot insert keys: call eval() on the model"
         elif self.cold is not None:
-            why = "a program has no tiers: export a table whose storage is in memory alone"
+            why = "a program has no tiers: export a table whose storage is in memory only"
         elif is_growing_stale(self):
             why = "rows are stale: call flush() of their optimizer"
         if why is not None:

@@ -40,7 +40,7 @@ __all__ = [
 _ops = torch.ops.torchsparse_rec
 _NO_TRAINING = (
     "{}: quantised tables are for inference and have no gradient: call eval() on the model, or look up under "
-    "torch.no_grad(); to train, take the model as it was before nn.quantize()"
+    "torch.no_grad(); to train, use the model from before nn.quantize()"
 )
 
 

@@ -275,8 +275,8 @@ class RowOptimizer(Groups):
         if not has_whole_rows(parameter):
             self._warn_once(
                 f"{type(self).__name__}: each step copies all of a table of shape {list(parameter.shape)}, whose rows "
-                "are not contiguous in memory, as of a transposed matrix. Of weight.contiguous() a step costs what the "
-                "batch touches"
+                "are not contiguous in memory, as of a transposed matrix. With weight.contiguous() a step costs only "
+                "what the batch touches"
             )
         key = (id(group), owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
@@ -372,7 +372,7 @@ class RowOptimizer(Groups):
                 self._warn_once(
                     f"{type(self).__name__}: weight_decay={group['weight_decay']} goes through the second moment, so "
                     "every step updates all rows of a table, as torch does. With decoupled decay (AdamW) or lazy=True "
-                    "a step updates the rows of the batch alone"
+                    "a step updates only the rows of the batch"
                 )
                 others = ALL_ROWS
             if motion == "weight" and not owned:
@@ -380,8 +380,8 @@ class RowOptimizer(Groups):
                     f"{type(self).__name__}: a table with a sparse gradient is looked up by a module that is not of "
                     "torchsparse_rec.nn, or its parameter has a class of its own or rows that are not contiguous: "
                     "every step updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step "
-                    "costs what the batch touches; "
-                    "lazy=True leaves the other rows as they are"
+                    "costs only what the batch "
+                    "touches; lazy=True does not change the other rows"
                 )
                 others = ALL_ROWS
             elif not rule.regular:
