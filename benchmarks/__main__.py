@@ -1,7 +1,7 @@
 """
 ``python -m benchmarks``: times every operator, the embeddings and NCF beside their peers.
 
-``python -m benchmarks scaling`` measures how cost grows; it has options of its own.
+``python -m benchmarks scaling`` measures how cost grows; it has other options.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+
+from torchsparse_rec.files import whole_file
 
 from . import (
     adam,
@@ -119,14 +121,13 @@ def place(path: Path, device: str) -> Path:
 def write_json(path: Path, device: str, content: dict) -> Path:
     """Write a JSON file, whole or not at all; return its path."""
     path = place(path, device)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    with whole_file(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
     return path
 
 
 def refusal(given: argparse.Namespace) -> str | None:
-    """Return what is wrong with the command line beside the rows' names, or None."""
+    """Return the fault of the command line beside the rows' names, or None."""
     if given.threads < 1:
         return f"--threads must be at least 1, got {given.threads}"
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -170,7 +171,7 @@ def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[R
 
     try:
         run(rows, options, copy_gb, emit, keep)
-    finally:  # A run that is interrupted has a report on what it came to.
+    finally:  # An interrupted run has a report on its finished rows.
         slower = behind(as_json(each, copy_gb) for each in results)
         print(f"a peer is faster in {len(slower)} of {sum(len(each.pairs) for each in results)} pairs")
         for ratio, name, peer in slower:

@@ -1,5 +1,5 @@
 """
-Benchmark rows of Adam on a table of which a step touches 8,192 new ids' rows, with the dense update's result.
+Benchmark rows of Adam on a table where a step touches the rows of 8,192 new ids, with the dense update's result.
 
 torch's SparseAdam is a peer for its time alone: it does not update rows without gradient. The moments begin as numbers
 other than zero: pages of zeros would not be in memory before a row is first touched.
@@ -159,7 +159,7 @@ def warm(side: str, training: Training) -> Call:
 
 def raise_malloc_thresholds() -> None:
     """
-    Let glibc keep freed memory: its thresholds grow to the largest block of up to 32 MB that was ever freed.
+    Make glibc keep freed memory: its thresholds grow to the largest block of up to 32 MB that was ever freed.
 
     SparseAdam makes and drops temporaries of 2 MB. If each is made of new pages it takes several times as long, which
     would depend on what ran before in the process.
@@ -186,7 +186,7 @@ def print_side(side: str, kind: str, grad_mode: GradMode, rows: int, ids: int, s
 
 
 def pair_apart(options: Options, kind: str, grad_mode: GradMode, problem: Problem, peer: str) -> Pair:
-    """Time both sides in turn, two blocks in each of four processes one after the other: memory holds one table."""
+    """Time both sides in turn, two blocks in each of four successive processes: memory holds one table."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     kept: dict[str, list[float]] = {"ours": [], peer: []}
     plans = {}

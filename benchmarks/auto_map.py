@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import torchsparse_rec
+from torchsparse_rec.files import whole_file
 from torchsparse_rec.typing import GradMode
 
 from .ids import SPREADS
@@ -41,7 +42,7 @@ LARGEST_TABLE = 1 << 30
 # What auto's choice may cost beyond the fastest mode's time: this share of it or this many milliseconds, but never
 # NEVER times it or more.
 SHARE, MILLISECONDS, NEVER = 1.1, 0.1, 1.5
-# Seconds for each mode of a point: until its step is as fast as those that follow, and in each of the blocks.
+# Seconds for each mode of a point: until its steps no longer become faster, and in each of the blocks.
 WARM_UP_SECONDS, WARM_UP_STEPS, BLOCK_MS = 0.3, 110, 60.0
 
 Point = dict[str, Any]
@@ -112,7 +113,7 @@ def choice(made: dict[GradMode, tuple[torchsparse_rec.nn.Embedding, Call]]) -> s
 
 
 def excess(point: Point) -> tuple[float, float]:
-    """Return the time of auto's mode over that of the fastest, and the difference in milliseconds."""
+    """Return the time of auto's mode over the fastest mode's, and the difference in milliseconds."""
     best = min(point["ms"][mode] for mode in FIXED)
     chosen = point["ms"][point["choice"]]
     return chosen / best, chosen - best
@@ -152,8 +153,8 @@ def draw(points: list[Point], path: Path) -> None:
     """
     Draw the map: optimizers below each other, batches side by side; in each, rows to the right and columns upwards.
 
-    The colour is the fastest mode's, the letter auto's choice. The number beneath says how much slower auto's choice
-    is, if it is, and is red if that is too much.
+    The colour is the fastest mode's, the letter auto's choice. The number beneath is how much slower auto's choice is,
+    if it is slower; it is red if that is too much.
     """
     import matplotlib
 
@@ -217,9 +218,8 @@ def load(path: Path) -> list[Point]:
 
 def store(path: Path, points: list[Point], about: dict[str, str]) -> None:
     """Write the file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps({"machine": about, "points": points}, indent=1) + "\n")
-    part.replace(path)
+    with whole_file(path) as file:
+        file.write((json.dumps({"machine": about, "points": points}, indent=1) + "\n").encode())
 
 
 def key(point: Point) -> tuple[Any, ...]:

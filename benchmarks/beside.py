@@ -1,8 +1,8 @@
 """
-``python -m benchmarks --beside FOLDER``: rows beside the same rows of another checkout, in place of their peers.
+``python -m benchmarks --beside FOLDER``: rows beside the same rows of another checkout, instead of their peers.
 
-Both checkouts must be built, for this Python's torch. Each has a process of its own, as the operators of only one can
-be in a process; the blocks of the two alternate.
+Both checkouts must be built, for this Python's torch. Each runs in its own process, as a process can have the operators
+of only one. The blocks of the two alternate.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Beside:
 
     Args:
         folder: the other checkout.
-        options: for all rows.
+        options: the options of all rows.
     """
 
     def __init__(self, folder: Path, options: Options) -> None:

@@ -1,7 +1,7 @@
 """
 A program that times rows of the checkout that is its folder, as ``beside.py`` asks it to.
 
-It is run by its path, in checkouts that may be older than it: what it imports is theirs.
+It is run by its path, in checkouts that may be older than it: its imports come from them.
 """
 
 import gc

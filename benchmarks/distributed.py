@@ -1,9 +1,9 @@
 """
 Benchmark rows of tables over ranks: a training step of many tables, whose ids and gradients each rank has a part of.
 
-All sides of a row run in the same processes, in alternating blocks: those of several ranks on all of them, with a
-thread each; those of one process on the first, with all threads, while the others wait. A call's time is that of the
-slowest rank. Ranks speak by gloo on loopback.
+All sides of a row run in the same processes, in alternating blocks. Sides of several ranks run on all processes, with a
+thread each. Sides of one process run on the first, with all threads, while the others wait. A call's time is the
+slowest rank's. Ranks speak by gloo on loopback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TENSORFLOW = "TensorFlow embedding_lookup_sparse on one process"
 
 
 def _run(*arguments: object) -> Any:
-    """Run the ranks; return what the first found: a time, why a side cannot run here, or None if all was right."""
+    """Run the ranks; return the first one's result: a time, why a side cannot run here, or None if all was right."""
     ranks = arguments[0]
     assert isinstance(ranks, int)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -52,7 +52,7 @@ def _run(*arguments: object) -> Any:
 
 
 def row(name: str, what: str, shape: Shape, ranks: int, plan: str, skew: bool, targets: dict[str, float]) -> Row:
-    """Make a benchmark row; the peers are those of the targets, of which 0 stands for none."""
+    """Make a benchmark row, with a peer for each target; a target of 0 stands for none."""
 
     def build(options: Options) -> Case:
         its = small(shape) if options.quick else shape

@@ -20,7 +20,7 @@ _CHECKED_STEPS = 3
 
 
 def _made(name: str, problem: Average, plan: str, options: Options) -> Sided:
-    """Make a side; if a rank cannot, all say so."""
+    """Make a side; if one rank cannot, all return why."""
     error, side = None, None
     try:
         side = OURS(problem, plan) if name == "ours" else PEERS[name](problem, options)
@@ -81,7 +81,7 @@ def _work(
 
 
 def main(folder: str, rank: int) -> None:
-    """Run one rank, with the arguments that lie in the folder; the first leaves there what it found."""
+    """Run one rank, with the arguments that lie in the folder; the first rank writes its result there."""
     ranks, *arguments = pickle.loads(Path(folder, "arguments").read_bytes())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)

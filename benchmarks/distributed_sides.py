@@ -25,12 +25,12 @@ RULE = "adagrad"
 
 class Average(Problem):
     """
-    The whole batch's problem, whose gradients are the mean over ranks: what one process does.
+    The whole batch's problem, as one process does it: its gradients are the mean over ranks.
 
     Args:
-        shape: of the model; its batch is that of all ranks.
-        rank: that has a part of it.
-        ranks: among which the batch is split.
+        shape: the shape of the model; its batch is that of all ranks.
+        rank: the rank that has a part of the batch.
+        ranks: the number of ranks among which the batch is split.
         skew: whether some ids are popular, by Zipf's law; else they are uniform.
     """
 
@@ -65,7 +65,7 @@ class Average(Problem):
         return Average(self.shape, self.rank, self.ranks, self.skew)
 
     def part(self) -> Problem:
-        """Return what this rank has of it: as many examples as every rank. Gradients are those of its own loss."""
+        """Return this rank's part of it: as many examples as every rank has. Gradients are of its own loss."""
         each = self.shape.batch // self.ranks
         mine = slice(self.rank * each, (self.rank + 1) * each)
         part = Problem(replace(self.shape, batch=each), "cpu")
@@ -146,8 +146,8 @@ class _Bags(torch.nn.Module):
 
 
 def ddp(problem: Average, options: Options, sparse: bool) -> Sided:
-    """Make a step of torch's EmbeddingBags, of which every rank has all."""
-    # This is the default, but torch warns of its own optimizer's gradients unless it is called.
+    """Make a step of torch's EmbeddingBags, which every rank has whole."""
+    # This is the default, but unless it is called, torch warns of its own optimizer's gradients.
     torch.sparse.check_sparse_tensor_invariants.disable()
     part = problem.part()
     bags = _Bags(part, sparse)

@@ -31,12 +31,12 @@ PEER, HASHED = "torch sparse EmbeddingBags, hashed ids", "ours, hashed ids"
 
 class Problem:
     """
-    Batches, gradient and first weights, from which every side makes its own.
+    Batches, gradient and first weights; every side makes its own from them.
 
     Args:
-        device: where all tensors are.
+        device: the device of all tensors.
         buckets: rows of the hashed tables.
-        batch: examples.
+        batch: the number of examples of a batch.
         distinct: whether raw ids are below ``buckets``, so that no two of them are hashed to one row.
     """
 
@@ -131,7 +131,7 @@ class TorchTables:
     """A loop over torch.nn.EmbeddingBag with sparse gradients."""
 
     def __init__(self, problem: Problem) -> None:
-        # This is the default, but torch warns of its own optimizer's gradients unless it is called.
+        # This is the default, but unless it is called, torch warns of its own optimizer's gradients.
         torch.sparse.check_sparse_tensor_invariants.disable()
         self.problem = problem
         self.bags = [

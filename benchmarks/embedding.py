@@ -116,7 +116,7 @@ def torch_bag(mode: str) -> Lookup:
 
 
 def divided_bag(table: Tensor, batch: Batch) -> Tensor:
-    """Divide the sums of bags by the square roots of their lengths, none of which is zero."""
+    """Divide the sums of bags by the square roots of their lengths; no length is zero."""
     return torch_bag("sum")(table, batch) / batch.offsets.diff().sqrt().unsqueeze(1)
 
 

@@ -2,8 +2,8 @@
 ``python -m benchmarks.gpu``, which ``make gpu`` calls: build, test, check and time on this machine's NVIDIA GPU.
 
 It needs a torch with CUDA and pytest, no network and no virtual environment. Each stage has a share of the time that is
-left; one that fails or runs out of time does not stop the next. After each stage gpu.json and gpu.md say what is known
-so far, and what to do next. The stages' output goes to output.txt, the failed tests to failures.txt.
+left; one that fails or runs out of time does not stop the next. After each stage gpu.json and gpu.md contain the
+results so far, and what to do next. The stages' output goes to output.txt, the failed tests to failures.txt.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STOPPING_SECONDS = 15
 # First comes the test of every operator's results, which takes seconds, then the tests of what only a GPU can show.
 _CUDA = ("synchronisation", "streams", "graphs", "errors", "large")
 FIRST_TESTS = ["ops/test_operators.py::test_equals_reference", *(f"cuda/test_{name}.py" for name in _CUDA)]
-# The folders of tests that come before the others; the one that comes after them, as each of its tests starts ranks,
-# which share the GPU; and the tests that come last.
+# The folders of tests that come before the others; the one that comes after them, because its tests start ranks that
+# share the GPU; and the tests that come last.
 FIRST_ROOMS = ["cuda", "ops", "compat"]
 LAST_ROOM = "distributed"
 LAST_TESTS = ["test_opcheck_and_export", "test_gradients_of_gradients"]
@@ -61,7 +61,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def look_at_gpu(device: str) -> dict[str, str]:
-    """Return the GPU, its driver, and versions. A process of its own asks for them, which leaves nothing on the GPU."""
+    """Return the GPU, its driver, and versions. A separate process asks for them, and leaves nothing on the GPU."""
     about = {"device": "cpu", "python": sys.version.split()[0], "commit": commit(), "date": now()}
     program = "import json, torch; print(torch.__version__)"
     if device == "cuda":
@@ -99,7 +99,7 @@ def build_stage(capability: str) -> Stage:
 
 
 def import_stage(device: str) -> Stage:
-    """Return a stage that shows what was built, and that torch loads it."""
+    """Return a stage that shows the built library, and that torch loads it."""
     program = "import torchsparse_rec as t; t.show_config()"
     if device == "cuda":
         program += "; assert t.config()['CUDA library'] == 'loaded'"
@@ -138,7 +138,7 @@ def rooms() -> list[str]:
 
 
 def tests_found(log: Path) -> dict[str, Any]:
-    """Read the outcomes of tests from a log: the names of those with a problem, else numbers."""
+    """Read the outcomes of tests from a log: the names of tests with a problem, else numbers."""
     words = last_words(log)
     named = {word: [test for test in words if words[test] == word] for word in ("failed", "begun", "collected")}
     counted = {word: sum(each == word for each in words.values()) for word in ("passed", "skipped")}
@@ -184,7 +184,7 @@ def sanitizer_stage(tool: str, share: float) -> Stage:
         return Stage(tool, 0, lambda limit: [], BUILD, skip="compute-sanitizer is not installed")
     environment = _path(BUILD)
     if tool == "memcheck":
-        # Without torch's cache every tensor is an allocation of its own, so that a read beyond its end is detected.
+        # Without torch's cache every tensor is a separate allocation, so that a read beyond its end is detected.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
     def command(limit: float) -> list[str]:
@@ -226,7 +226,7 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """Return what is known so far. The benchmarks write their own file meanwhile."""
+        """Return the results so far. The benchmarks write their own file meanwhile."""
         measured = self.out / "benchmarks.json"
         figures = json.loads(measured.read_text()) if measured.is_file() else {}
         machine = {**figures.pop("machine", {}), **self.machine}
@@ -263,7 +263,7 @@ class Report:
 
 
 def what_next(content: dict[str, Any]) -> list[str]:
-    """Return what to mend, the most urgent first: what is wrong, then what is slow."""
+    """Return a list of things to mend, the most urgent first: errors, then slow rows."""
     todo = []
     for stage in content["stages"]:
         found = content["tests"].get(stage["name"], {})
@@ -359,7 +359,7 @@ def prepare(given: argparse.Namespace, machine: dict[str, str]) -> list[Stage]:
 
 def run_all(stages: list[Stage], end: float, report: Report) -> None:
     """
-    Run stages one after another until ``time.monotonic()`` is at ``end``, each for its share of the time that is left.
+    Run stages in order until ``time.monotonic()`` is at ``end``, each for its share of the time that is left.
 
     The first stages make the library: without it nothing else can run.
     """

@@ -61,7 +61,7 @@ def check_recorded(device: str) -> None:
 
 
 def check_against_text(x: Tensor, device: str) -> None:
-    """Compare buckets of integers with those of their text."""
+    """Compare buckets of integers with the buckets of their text."""
     check_recorded(device)
     sample = x[:: max(1, len(x) // 20_000)]
     text = ops.to_hash_bucket_fast([str(value) for value in sample.tolist()], BUCKETS)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 METRIC = "smsp__inst_executed.sum"
 IDS = 1 << 20
-# Since compute capability 7.0: four schedulers, each of which issues an instruction of a warp in a cycle.
+# Since compute capability 7.0: four schedulers; each issues one warp's instruction in a cycle.
 ISSUED_PER_CYCLE = 4
 _PROGRAM = "from benchmarks.hash import launch_all; launch_all()"
 

@@ -1,5 +1,5 @@
 """
-Benchmark rows against a report on Keras: a table of 793,471 x 512 of which a step touches 2,560 rows.
+Benchmark rows against a report on Keras: a table of 793,471 x 512, where a step touches 2,560 rows.
 
 One step is forward, loss, backward, update and clearing the gradient. All sides look up the same batches.
 """
@@ -124,7 +124,7 @@ def fbgemm_step(training: Any, rows: int, batches: list[Tensor], target: Tensor)
 
 
 def check_modes(grad_mode: GradMode, device: str) -> None:
-    """Compare the weights after three steps on a small table with those of torch.nn.Embedding with a dense gradient."""
+    """Compare the weights after three steps on a small table with torch.nn.Embedding's with a dense gradient."""
     rows = 5_000
     batches, target, table = draw_batches(rows, device), draw_target(device), make_table(rows, device)
     ours, expected = table.clone(), table.clone()
@@ -201,9 +201,9 @@ def build_case(grad_mode: GradMode, options: Options) -> Case:
     if grad_mode == "auto":
         peers = {"torch sparse": peers["torch sparse"]}
     row_bytes = BATCH * IDS * DIM * 4
-    # Lookup: read, write. Loss: read two. Its gradient: read two, write one. Rows' gradient: read, write.
-    # Update: read two, write one; in dense mode over the whole table, which the gradient is written to besides; fused,
-    # the rows' gradient is not written and read again.
+    # Lookup: read, write. Loss: read two. Its gradient: read two, write one. Rows' gradient: read, write. Update: read
+    # two, write one. In dense mode this is over the whole table, and the gradient is written besides. Fused, the rows'
+    # gradient is not written and read again.
     moved = 9 * row_bytes + (4 * rows * DIM * 4 if grad_mode == "dense" else 3 * row_bytes)
     if grad_mode == "fused":
         moved -= 2 * row_bytes

@@ -1,10 +1,10 @@
 """
 The Keras report in Keras 3 on torch: a table of 793,471 x 512 in a small model, plain and converted.
 
-``python -m benchmarks.keras_training`` prints, of each side, the median and the least of ``train_on_batch``'s times,
-the largest memory during steps, and how far the weights are from plain Keras's after six steps. Each side runs in a
-process of its own, from which TensorFlow is kept out: Keras on torch imports it to train, if it is installed, for
-0.4 GB. Plain Adam takes 12 GB.
+``python -m benchmarks.keras_training`` prints four numbers of each side: the median and the least of
+``train_on_batch``'s times, the largest memory during steps, and how far the weights are from plain Keras's after six
+steps. Each side runs in its own process, without TensorFlow: Keras on torch imports it to train, if it is installed,
+for 0.4 GB. Plain Adam takes 12 GB.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def train(side: str, rows: int, folder: str) -> None:
 
 
 def main() -> None:
-    """Run all sides, one after the other."""
+    """Run all sides in turn."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.keras_training", description=__doc__)
     parser.add_argument("--rows", type=int, default=793_471, help="of the table (default %(default)s)")
     parser.add_argument("--side", nargs=2, metavar=("SIDE", "FOLDER"), help=argparse.SUPPRESS)

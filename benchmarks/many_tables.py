@@ -59,7 +59,7 @@ class Shape:
 
 
 class Problem:
-    """Tables, batches and the output's gradients, from which every side makes its own."""
+    """Tables, batches and the output's gradients; every side makes its own from them."""
 
     def __init__(self, shape: Shape, device: str) -> None:
         self.shape, self.device = shape, device
@@ -89,7 +89,11 @@ class Problem:
 
     @cached_property
     def tables(self) -> list[Tensor]:
-        """A table for each feature of the first part, then those of the second, drawn once. Some sides train them."""
+        """
+        A table for each feature of the first part, then for each of the second, drawn once.
+
+        Some sides train them.
+        """
         generator = self._generator(2)
         return [
             torch.empty(self.shape.rows, dim, device=self.device).uniform_(-0.01, 0.01, generator=generator)
@@ -138,5 +142,5 @@ def _lookups(problem: Problem, ids: Tensor) -> Iterator[tuple[Tensor, int, int, 
 
 
 def small(shape: Shape) -> Shape:
-    """Return a smaller model with few rows, many of which a batch looks up twice."""
+    """Return a smaller model with few rows, so that a batch looks up many of them twice."""
     return replace(shape, hots=shape.hots[:1] + shape.hots[-3:], rows=50, batch=16)

@@ -23,9 +23,10 @@ def our_side(rule: str, problem: Problem, split: Callable[[Any], None] = lambda 
     Make a step of our collection, which is updated within backward.
 
     Args:
-        rule: of the optimizer.
-        problem: what is trained.
-        split: is given the collection before its optimizer is made, and may split its tables over ranks.
+        rule: the optimizer's rule.
+        problem: the problem to train.
+        split: a function that is given the collection before its optimizer is made, and may split its tables over
+            ranks.
     """
     shape, keys = problem.shape, [f"f{n}" for n in range(len(problem.shape.hots))]
     names = [f"{key}_{part}" for part in range(len(shape.parts)) for key in keys]
@@ -109,7 +110,7 @@ def torch_side(rule: str, problem: Problem) -> Side:
 
 def torch_update(weights: list[Tensor], rule: str) -> Callable[[], None]:
     """Return the update: torch's optimizer and zero_grad; for row-wise Adagrad, which torch lacks, its operations."""
-    # This is the default, but torch warns of its own optimizer's gradients unless it is called.
+    # This is the default, but unless it is called, torch warns of its own optimizer's gradients.
     torch.sparse.check_sparse_tensor_invariants.disable()
     if rule == "rowwise_adagrad":
         sums = [torch.full(weight.shape[:1], INITIAL_SUM, device=weight.device) for weight in weights]
@@ -206,8 +207,8 @@ def fbgemm_side(options: Options, rule: str, problem: Problem) -> Side:
     """
     Make a step of FBGEMM's batched tables, with a module for each part, because a module has one pooling.
 
-    FBGEMM's rows have at least four columns. A table of one column gets four equal ones with equal gradients: then the
-    mean over a row's squares, too, is that of the one column.
+    FBGEMM's rows have at least four columns. A table of one column gets four equal ones with equal gradients: the mean
+    over a row's squares stays the same.
     """
     training = fbgemm(options)
     kinds = {

@@ -1,8 +1,8 @@
 """
 Benchmark rows of the overhead of small calls.
 
-One call is 100 lookups of 8 ids in 3 bags of a table 1,000 x 64, one after the other. Others look up in 100 such tables
-in a collection.
+One call is 100 successive lookups of 8 ids in 3 bags of a table 1,000 x 64. Others look up in 100 such tables in a
+collection.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def collection_row(name: str, what: str, train: bool, grad_mode: GradMode = "fus
         sizes = f"{len(KEYS)} tables, 8 ids each, {DIM} columns"
         return Case(lambda: tables.ours(train, grad_mode), peers, check, sizes=sizes)
 
-    # Of a sparse step most is what autograd and the optimizer do for each table's own gradient.
+    # Most of a sparse step is the work of autograd and the optimizer for each table's gradient.
     target = {"forward": 16.0, "fused": 12.0, "sparse": 2.5}[grad_mode if train else "forward"]
     peers = {"loop of torch.nn.EmbeddingBag": target}
     return Row(f"overhead/{name}", what, build, peers, CudaTargets(fastest_peer=None))

@@ -2,8 +2,8 @@
 Benchmark rows of prebatched files: reading a Wide & Deep model's examples, beside tf.data on TFRecords of them.
 
 A row of a file has a label, 10 floats and 40 ids of tables with 400,000 rows, three of them ten times. All sides sum
-every value of every column in a warm page cache, and read as fast as they can: TensorFlow maps in parallel and
-prefetches; ours sums on one thread, beside those that decode.
+every value of every column in a warm page cache, and read as fast as they can. TensorFlow maps in parallel and
+prefetches. Ours sums on one thread, beside the threads that decode.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def _distribution() -> Tensor:
 
 
 def draw_ids(spread: str, count: int, seed: int) -> Tensor:
-    """Draw ``count`` ids. Popular ids of ``zipf`` lie scattered over the table, those of ``zipf-ranked`` are small."""
+    """
+    Draw ``count`` ids.
+
+    Popular ids of ``zipf`` lie scattered over the table; popular ids of ``zipf-ranked`` are small.
+    """
     if spread == "uniform":
         return uniform_ids(count, TABLE_ROWS, "cpu", seed)
     generator = torch.Generator().manual_seed(seed)

@@ -106,8 +106,8 @@ def run_row(row: Row, options: Options) -> Result:
     """
     Check a row's result, then time the row beside each peer.
 
-    Each peer has a window of its own with our side: a ratio compares what ran side by side, and only two tables are in
-    memory at a time.
+    Each peer has its own window with our side. So a ratio compares calls that ran side by side, and only two tables are
+    in memory at a time.
 
     Raises:
         AssertionError: if the check fails; nothing is timed then.
@@ -232,14 +232,14 @@ def run(
     keep: Callable[[list[Result]], None] = lambda results: None,
 ) -> list[Result]:
     """
-    Run rows one after another, and print each when it is done. A row that fails does not stop the others.
+    Run rows in order, and print each when it is done. A row that fails does not stop the others.
 
     Args:
-        rows: what to run.
-        options: for all rows.
+        rows: the rows to run.
+        options: the options of all rows.
         copy_gb: the copy bandwidth, in 10^9 bytes per second.
-        emit: called with each line.
-        keep: called after each row with all results so far, to store them.
+        emit: a function that is called with each line.
+        keep: a function that is called after each row with all results so far, to store them.
 
     Returns:
         The results.

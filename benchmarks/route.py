@@ -37,7 +37,7 @@ def composed(ids: Tensor, starts: list[int], numbers: Tensor) -> tuple[Tensor, T
 
 
 def row(name: str, what: str, keys: bool) -> Row:
-    """Make a benchmark row of ids, or of keys, which torch has no way of its own for."""
+    """Make a benchmark row of ids, or of keys, for which torch has no function."""
 
     def build(options: Options) -> Case:
         batch, rows = options.size(4096, 512, 65536), options.size(100_000, 65_536)

@@ -1,7 +1,7 @@
 """
 Benchmark rows of the ``row_update`` family: steps of SGD and Adagrad, beside TensorFlow's and torch's.
 
-Bytes are counted by formula: the ids, a row of the gradient per id, and every row that occurs read once and written
+Bytes are counted by formula: the ids, and a row of the gradient per id. Every row that occurs is read once and written
 once, in the table and in the accumulator.
 """
 

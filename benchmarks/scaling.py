@@ -1,11 +1,11 @@
 """
 ``python -m benchmarks scaling``: how the cost of lookups and steps grows, along one axis at a time.
 
-A point of an axis is the base, but for one value: rows, ids of a call, tables, columns, threads, or how skewed the ids
-are. Each point is a process of its own, so that its peak of memory is its own; beside it, in alternating blocks, torch
-gathers the same rows. Rounds over all points follow each other in random order until ``--minutes`` are over, and a
-point's figure is the median of its rounds. A cost that changes more than 1.5 times from one point to the next is a
-knee, and :data:`AXES` says why it is there: one without a sentence there is printed as unexplained.
+A point of an axis differs from the base in one value: rows, ids of a call, tables, columns, threads, or how skewed the
+ids are. Each point is a separate process, so that its peak of memory is its own. Beside it, in alternating blocks,
+torch gathers the same rows. Rounds over all points follow each other in random order until ``--minutes`` are over, and
+a point's figure is the median of its rounds. A cost that changes more than 1.5 times from one point to the next is a
+knee. :data:`AXES` explains it; a knee without a sentence there is printed as unexplained.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .timing import Call, clock_block, compare, copy_gb_per_second
 
 # Ids in each bag.
 HOT = 10
-# A change of the cost that has to be explained.
+# A change of the cost that needs an explanation.
 KNEE = 1.5
 # The share of the free memory that a point may need.
 SHARE = 0.8
@@ -48,7 +48,7 @@ DRAWN = 1 << 20
 
 @dataclass(frozen=True)
 class Point:
-    """What is looked up in one call: ``rows`` and ``ids`` are those of all tables together."""
+    """The lookups of one call: ``rows`` and ``ids`` count all tables together."""
 
     rows: int = 1_000_000
     ids: int = 100_000
@@ -81,7 +81,7 @@ class Knee:
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of one size, the unit in which the cost is counted, and the knees that are known."""
+    """Values of one size, the unit in which the cost is counted, and the known knees."""
 
     values: tuple[float, ...]
     quick: tuple[float, ...]
@@ -91,8 +91,8 @@ class Axis:
     knees: tuple[Knee, ...] = field(default=())
 
 
-# Of caches and pages the sentences say what is so at the base's 16 columns, 64 bytes a row, on EPYCs with half a MB
-# or 1 MB of second-level and 32 MB of third-level cache and pages of 4 KB.
+# What the sentences say of caches and pages holds for the base's 16 columns, 64 bytes a row. The EPYCs have half a MB
+# or 1 MB of second-level cache, 32 MB of third-level cache and pages of 4 KB.
 AXES = {
     "rows": Axis(
         (10**3, 10**4, 10**5, 10**6, 10**7, 10**8),
@@ -317,7 +317,7 @@ def free_memory() -> int:
 
 
 def apart(workload: str, point: Point, quick: bool, seconds: float) -> dict[str, Any]:
-    """Measure in a process of its own; return its figures, or why there are none."""
+    """Measure in a separate process; return its figures, or why there are none."""
     if needed(workload, point) > SHARE * free_memory():
         return {"skipped": f"needs {needed(workload, point) / 1e9:.0f} GB, of {free_memory() / 1e9:.0f} free"}
     given = json.dumps({"workload": workload, "point": asdict(point), "quick": quick})
@@ -336,7 +336,7 @@ def apart(workload: str, point: Point, quick: bool, seconds: float) -> dict[str,
 
 @dataclass
 class Figures:
-    """What the rounds have measured at one point."""
+    """The measurements of the rounds at one point."""
 
     workload: str
     point: Point
@@ -355,10 +355,10 @@ def rounds(
     Measure all points of the axes, round after round, until the time is over.
 
     Args:
-        axes: names.
-        quick: one round of small sizes.
-        minutes: no point is begun after them, and one that runs is ended.
-        keep: called after each point with all figures so far.
+        axes: the names of the axes.
+        quick: whether to run one round of small sizes only.
+        minutes: the time after which no point is begun, and one that runs is ended.
+        keep: a function that is called after each point with all figures so far.
         run: :func:`apart`, or its stand-in in a test.
     """
     points = {at(name, value, quick) for name in axes for value in (AXES[name].quick if quick else AXES[name].values)}
@@ -418,7 +418,7 @@ def knees(axis: str, figures: list[Figures], quick: bool = False) -> list[dict[s
 
 
 def floors(quick: bool) -> dict[str, float]:
-    """Measure this machine: copies, in GB/s, and what a page costs at its first write, in nanoseconds of a byte."""
+    """Measure this machine: copies, in GB/s, and the cost of a page at its first write, in nanoseconds of a byte."""
     copy_gb, size = copy_gb_per_second("cpu", quick), (1 << 20) if quick else (1 << 26)
     kept = torch.zeros(size)
     fresh = statistics.median(clock_block(lambda: torch.zeros(size), 5, "cpu")[1:])

@@ -32,7 +32,7 @@ class Stage:
     most: float | None = None
     # Why the stage is not run.
     skip: str | None = None
-    # A regular expression of what the command prints where it cannot work on this machine.
+    # A regular expression of the command's output where it cannot work on this machine.
     skip_if_printed: str | None = None
     # Returns a remark on the stage after it has run.
     note: Callable[[], str] = str
@@ -53,10 +53,10 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
     Run a stage's command; print its output, and write it to a file line by line.
 
     Args:
-        stage: what to run.
-        limit: seconds after which it is ended, with everything it started.
+        stage: the stage to run.
+        limit: the seconds after which the command is ended, with everything it started.
         log: the file to which output is appended.
-        on_line: called after each line.
+        on_line: a function that is called after each line.
 
     Returns:
         The outcome.

@@ -17,7 +17,7 @@ from .rows import Row
 RESULTS = Path(__file__).resolve().parent / "results"
 _HEAD = ["benchmark", "CPU: ms", "CPU: times as fast as", "CPU with AVX2: ms", "CPU with AVX2: times as fast as"]
 _HEAD += ["GPU: sizes", "GPU: ms", "GPU: times as fast as", "GPU: targets", "published by others, not measured here"]
-# A CPU whose instruction set is AVX2 at most has results of its own.
+# A CPU whose instruction set is AVX2 at most has separate results.
 _AVX2 = "CPU with AVX2"
 
 

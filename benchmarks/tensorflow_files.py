@@ -1,10 +1,10 @@
 """
 A table with Adam's slots from a checkpoint that TensorFlow writes in 8 partitions, and back: seconds and memory.
 
-``python -m benchmarks.tensorflow_files --rows 10000000``. Each part runs in a process of its own: TensorFlow, which
-writes; :func:`load_tables` and :func:`save_tables`, beside reading the file's bytes into new memory and writing them.
-Memory is what is anonymous: neither the file's mapped pages nor, of loading, the table and its states. The disk holds
-two checkpoints, and memory as much as one and a half.
+``python -m benchmarks.tensorflow_files --rows 10000000``. Each part runs in its own process: TensorFlow, which writes;
+:func:`load_tables` and :func:`save_tables`, beside reading the file's bytes into new memory and writing them. Memory is
+anonymous memory: without the file's mapped pages and, in loading, the table and its states. The disk holds two
+checkpoints, and memory as much as one and a half.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def read_and_write(folder: Path, rows: int) -> dict[str, float]:
     import torch
 
     from torchsparse_rec import optim
+    from torchsparse_rec.compat.checkpoints.format import CheckpointReader
     from torchsparse_rec.compat.tensorflow import load_tables, save_tables
-    from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
 
     data = folder / "theirs.data-00000-of-00001"
     buffer = bytearray(2**24)
@@ -115,7 +115,7 @@ def read_and_write(folder: Path, rows: int) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the parts, each in a process of its own, and print what they took."""
+    """Run the parts, each in its own process, and print their times and memory."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tensorflow_files", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--part", choices=("write", "measure"))

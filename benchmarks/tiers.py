@@ -1,5 +1,5 @@
 """
-Lookups in LMDB and RocksDB by themselves: what a table that kept all its rows in such an engine would pay.
+Lookups in LMDB and RocksDB by themselves: the cost for a table that kept all its rows in such an engine.
 
 ``python -m benchmarks.tiers KEYS RECORD_BYTES [LMDB|RocksDB]`` prints their rows a second.
 """
@@ -33,7 +33,7 @@ MultiGet = Callable[[Tensor], Tensor]
 
 
 def _key_list(ids: Tensor) -> list[bytes]:
-    """Return keys of eight bytes whose order is that of the ids."""
+    """Return keys of eight bytes in the order of the ids."""
     return (ids.numpy().view(np.uint64) ^ np.uint64(1 << 63)).byteswap().view("V8").tolist()
 
 

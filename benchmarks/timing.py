@@ -1,9 +1,9 @@
 """
-The timing of two calls against each other. This module does not know what the calls compute.
+The timing of two calls against each other. This module does not depend on what the calls compute.
 
 Blocks of one side alternate with blocks of the other. Within a block the same call runs many times in a row, and the
-first times are dropped: right after another framework's call its worker threads still spin on the cores, which would be
-charged to the next call.
+first times are dropped. Right after another framework's call its worker threads still spin on the cores, and the next
+call would be charged for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOW_MS = {"cpu": 250.0, "cuda": 10.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """How often a side is called: ``blocks`` times ``calls`` in a row, of which the first ``drop`` do not count."""
+    """How often a side is called: ``blocks`` times ``calls`` in a row; the first ``drop`` of them do not count."""
 
     calls: int = 20
     drop: int = 5
@@ -97,7 +97,7 @@ def compare(ours: Call, peer: Call, device: str, quick: bool, clock: Callable[..
         ours: the first side.
         peer: the second side.
         device: ``cpu`` or ``cuda``, where the calls' work happens.
-        quick: call each a few times only: shows that everything runs, not how fast.
+        quick: whether to call each a few times only, which shows that everything runs, not how fast.
         clock: :func:`clock_block`, or its stand-in in a test.
 
     Returns:

@@ -2,7 +2,7 @@
 Benchmark rows of the Wide & Deep example: its sparse step, and its whole step, from raw columns in memory.
 
 40 features, three of them with ten ids, and 10 numbers. TensorFlow is timed in each of its forms: with its function for
-any number of ids and with gather, with embeddings and wide part in separate tables and in joined rows, as ours are.
+any number of ids and with gather. Its embeddings and wide part are in separate tables, or in joined rows, as ours are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMS = {
 
 
 class Problem:
-    """Columns of a kind, batches, and first weights, from which every side makes its own."""
+    """Columns of a kind, batches, and first weights; every side makes its own from them."""
 
     def __init__(self, kind: str, device: str, rows: int = ROWS_OF_TABLE, batch: int = BATCH) -> None:
         self.kind, self.device, self.rows, self.batch = kind, device, rows, batch
@@ -176,7 +176,7 @@ def check_tables(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -
 
 
 def step_row(kind: str, targets: dict[str, float]) -> Row:
-    """Make a benchmark row of the sparse step alone."""
+    """Make a benchmark row of the sparse step only."""
 
     def build(options: Options) -> Case:
         sides: dict[str, Callable[[Problem], Any]] = {
@@ -205,7 +205,7 @@ def _problem(kind: str, options: Options) -> Problem:
 
 
 def _small(kind: str, options: Options) -> Problem:
-    """Make a small problem, with few rows, many of which a batch looks up twice."""
+    """Make a small problem, with few rows, so that a batch looks up many of them twice."""
     return Problem(kind, options.device, 50, 16)
 
 
@@ -324,7 +324,7 @@ def _on(batch: Batch, device: torch.device) -> Batch:
 
 
 def _targets(ratio: float) -> dict[str, float]:
-    """Return the target for those forms that TensorFlow's users write, with a table of its own for the wide part."""
+    """Return the target for the forms that TensorFlow's users write, with a separate table for the wide part."""
     return {name: ratio for name, (_, tables) in FORMS.items() if tables == "separate"}
 
 

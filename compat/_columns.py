@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from .. import features, initializers
-from ._installed import tensorflow
+from .installed import tensorflow
 
 _SHARED = "SharedEmbeddingColumn"
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._installed import tensorflow
+from .installed import tensorflow
 
 # TensorFlow's kernels check this alignment of every operand, and end the process where it is missing.
 _ALIGNMENT = 64

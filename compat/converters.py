@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._columns import feature_column_to_tensorflow, feature_column_to_torch, keras_layer_to_column
 from ._dense import check_dtype, tensor_to_tensorflow, tensor_to_torch
-from ._installed import tensorflow
+from .installed import tensorflow
 
 __all__ = [
     "feature_column_to_tensorflow",

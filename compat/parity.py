@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from .._interrupt import run_command
-from ..data.files import whole_file
+from ..files import whole_file
 from ._parity import OPERATORS, hand_picked, random_cases
 from ._parity.case import Case
 from ._parity.compare import compare

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchsparse_rec.variable._manifest import _end, checksum
+from torchsparse_rec.checkpoint.manifest import _end, checksum
 
 #: What an odd manifest has in place of a value.
 ODD = [

@@ -1,5 +1,6 @@
 """TensorFlow's sparse operators and embeddings for recommenders, in PyTorch."""
 
+from . import checkpoint as checkpoint
 from . import data as data
 from . import features as features
 from . import initializers as initializers

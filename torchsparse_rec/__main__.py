@@ -1,4 +1,4 @@
-"""Say what is installed and found here, and which commands there are: ``python -m torchsparse_rec``."""
+"""Print what is installed and found here, and which commands exist: ``python -m torchsparse_rec``."""
 
 from __future__ import annotations
 

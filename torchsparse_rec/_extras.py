@@ -14,9 +14,9 @@ def extra_module(module: str, extra: str, user: str) -> Any:
     Import a module of a package that an extra of ours installs.
 
     Args:
-        module: its name.
+        module: the name of the module.
         extra: the name of the extra that installs it.
-        user: the feature that needs it, for the error.
+        user: the feature that needs the module, for the error.
 
     Raises:
         ImportError: the package is not installed; the error names the extra.
@@ -32,7 +32,7 @@ def extras() -> dict[str, str]:
     """
     Return which packages of each extra are installed; of an extra that lacks one, also how to install it.
 
-    The extras and their packages are those of the installed distribution's metadata: without any, there are none.
+    The extras and their packages come from the installed distribution's metadata: without any, there are none.
 
     Example:
         >>> print(extras()["arrow"])

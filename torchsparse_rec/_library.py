@@ -22,7 +22,7 @@ _CPU_LEVELS = ("baseline", "avx2", "avx512")
 
 
 def _toolkit_of(library: Path) -> int | None:
-    """Return the CUDA toolkit that a library was built with, as 1000 * major + 10 * minor; None if it does not say."""
+    """Return the CUDA toolkit that a library was built with, as 1000 * major + 10 * minor; None if it is unknown."""
     # The text is among the first tenth of tens of megabytes: the rest is the GPUs' code, and is not read.
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = re.search(rb"torchsparse_rec CUDA toolkit (\d+)", content)
@@ -30,7 +30,7 @@ def _toolkit_of(library: Path) -> int | None:
 
 
 def _driver() -> int:
-    """Return the newest CUDA that this machine's driver knows, as 1000 * major + 10 * minor; 0 without a driver."""
+    """Return the newest CUDA that this machine's driver supports, as 1000 * major + 10 * minor; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -40,7 +40,7 @@ def _driver() -> int:
 
 
 def _too_old(driver: int, toolkit: int | None) -> str | None:
-    """Say why a driver cannot run what a toolkit built; None if it can: within a major version every driver can."""
+    """Say why a driver cannot run a toolkit's code; None if it can: within a major version every driver can."""
     if driver == 0 or toolkit is None or driver // 1000 >= toolkit // 1000:
         return None
     return (

@@ -18,9 +18,9 @@ _held: set[int] = set()
 
 def _after_fork() -> None:
     """
-    Let go, in a forked process, of the files that its parent has locked: else the locks would outlive the parent.
+    Release, in a forked process, the files that its parent has locked: else the locks would outlive the parent.
 
-    Their descriptors stay taken, by nothing: whoever has one here may still close it, and meets no other file.
+    Their descriptors stay in use, for ``/dev/null``: code that has one here may still close it, and hits no other file.
     """
     if _held:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -43,8 +43,8 @@ def take_lock(path: Path, busy: Callable[[str], str] | None = None) -> int:
     The file contains the process's id. A link, or anything but a regular file, under its name is refused.
 
     Args:
-        path: of the file, which the holder of the lock may remove.
-        busy: makes the error's text from the id of the process that holds the lock. None: wait for it.
+        path: the name of the file, which the holder of the lock may remove.
+        busy: a function that makes the error's text from the id of the process that holds the lock. None: wait for it.
 
     Returns:
         The file's descriptor.

@@ -3,7 +3,7 @@ All private names of torch that this library uses, each with its reason: here wh
 
 What concerns gradients, modules, optimizers and ranks is in ``_torch_modules.py``.
 
-Where a torch lacks one, what stands here in its place is slower, or an error that says what cannot be done without it:
+Where a torch lacks one, its replacement here is slower, or raises an error that names what cannot be done without it:
 never a wrong number. The tests try each name and each substitute.
 """
 
@@ -59,10 +59,10 @@ def _any_requires_grad(*arguments: Any) -> bool:
 # that without this name they only pass through autograd's layer for nothing.
 below_autograd: Callable[[], Any] = private("_C._AutoDispatchBelowAutograd", torch.no_grad)
 
-# A context in which no tensor's class has a say: for those who work on a table's storage, of which rows may be stale.
+# A context in which no tensor's class is consulted, for code that works on a table's storage, where rows may be stale.
 as_stored: Callable[[], Any] = private("_C.DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 
-# Set whether gradients are recorded from now on. Torch's contexts that do so cost as much as a small operator.
+# Set whether gradients are recorded from now on. Torch's contexts for it cost as much as a small operator.
 set_grad_enabled: Callable[[bool], Any] = private("_C._set_grad_enabled", torch.set_grad_enabled)
 
 any_requires_grad: Callable[..., bool] = private("_C._any_requires_grad", _any_requires_grad)
@@ -80,7 +80,7 @@ def is_transformed() -> bool:
     """
     Say whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither.
 
-    True where torch does not tell: what suits transforms suits eager calls, at a higher price.
+    True if it is unknown: what suits transforms suits eager calls, at a higher price.
     """
     return _transforms() is not None or getattr(forward_ad, "_current_level", -1) >= 0
 
@@ -89,7 +89,7 @@ def is_watched() -> bool:
     """
     Say whether a mode (tracing, fake tensors) wants to see the operators themselves.
 
-    True where torch does not tell: operators that are seen give what eager calls give, at a higher price.
+    True if it is unknown: operators that are seen give what eager calls give, at a higher price.
     """
     return _modes() > 0
 
@@ -117,8 +117,8 @@ def is_plain(ids: Tensor, weight: Tensor) -> bool:
     return not weight.is_meta and getattr(forward_ad, "_current_level", -1) < 0
 
 
-# Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds what it stands for. True
-# where torch does not tell.
+# Whether a tensor belongs to a transform, which may have ended: then only Function.apply finds its value. True if it is
+# unknown.
 is_wrapped: Callable[[Tensor], bool] = private("_C._functorch.is_functorch_wrapped_tensor", lambda _: True)
 
 
@@ -182,7 +182,7 @@ def count_writes(written: Sequence[Tensor]) -> None:
                 written = [x for x in written if not x.is_inference()]
                 break
         _increment_versions(written)
-    except RuntimeError:  # what was made in inference mode counts nothing, also once .data has given it other values
+    except RuntimeError:  # made in inference mode: it counts nothing, even after .data has given it other values
         for x in written:
             with suppress(RuntimeError):
                 torch.autograd.graph.increment_version(x)
@@ -224,9 +224,8 @@ def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 def operator_names() -> Iterable[str]:
     """
-    Return the names of all operators, with their namespaces, for those of this library to get a rule for vmap.
-
-    None where torch does not tell: vmap then refuses the operators that have no rule of their own.
+    Return the names of all operators, with their namespaces, so that this library's get a rule for vmap. None if they
+    are unknown: vmap then refuses the operators that have no own rule.
     """
     return private("_C._dispatch_get_all_op_names", lambda: ())()
 
@@ -245,7 +244,7 @@ _compiles: Callable[[], Any] = getattr(_frames, "get_eval_frame_callback", lambd
 
 
 def _skip(code: Any) -> None:
-    """Let the compiler leave a function's own frame alone. Where torch lacks a name, it looks at the frame in vain."""
+    """Make the compiler skip a function's own frame. Where torch lacks a name, it looks at the frame in vain."""
     with suppress(AttributeError):
         skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
         _frames.set_code_exec_strategy(code, skip)
@@ -287,7 +286,7 @@ _graph_task = _task or _missing("_C._current_graph_task_id", _NO_FUSED)
 _will_execute = private("_C._will_engine_execute_node", _missing("_C._will_engine_execute_node", _NO_FUSED))
 
 
-# Return what is equal for the same backward, of those that run in this thread; where torch does not tell, never.
+# Return an id of the running backward, unique within this thread; a fresh one if torch has none.
 backward_number: Callable[[], object] = _task or object
 
 
@@ -300,7 +299,7 @@ def is_run_again() -> bool:
     """
     Say whether this forward runs within a backward: activation checkpointing runs it a second time.
 
-    False where torch does not tell: what forwards count is then counted twice.
+    False if it is unknown: what forwards count is then counted twice.
     """
     return _task is not None and _task() != -1
 
@@ -316,7 +315,7 @@ def node_of(leaf: Tensor) -> Any:
 
 
 def is_reached(node: Any) -> bool:
-    """Say whether the backward that runs goes as far as a leaf's node, or only to other tensors that are asked for."""
+    """Say whether the backward that runs reaches a leaf's node, or only goes to other tensors that are asked for."""
     try:
         return _will_execute(node)  # type: ignore[no-any-return]
     except RuntimeError:  # it says so of every leaf under torch.autograd.grad()

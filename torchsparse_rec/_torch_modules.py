@@ -29,7 +29,7 @@ mark_coalesced: Callable[[Tensor, bool], Any] = private("Tensor._coalesced_", la
 
 
 # Return the hooks on a tensor's gradient, and those after it has been added up: a mapping, or None, for each. Torch has
-# no public way to ask.
+# no public function for it.
 gradient_hooks: Callable[[Tensor], tuple[Mapping[int, Any] | None, Mapping[int, Any] | None]]
 gradient_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -57,14 +57,14 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, step: Any) -> None:
         step()
 
 
-# The module is no attribute of torch.optim. Where torch does not tell of hooks on all optimizers, there is one.
+# The module is no attribute of torch.optim. If torch's list of hooks on all optimizers is unknown, there is one.
 _of_optimizers = sys.modules[torch.optim.Optimizer.__module__]
 _step_hooks = [getattr(_of_optimizers, f"_global_optimizer_{when}_hooks", {0: "unknown"}) for when in ("pre", "post")]
 _profiler_runs: Callable[[], bool] = private("_C._autograd._profiler_enabled", lambda: True)
 
 
 def is_step_seen(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether somebody wants to know of an optimizer's steps: a hook on it or on all optimizers, or a profiler."""
+    """Say whether an optimizer's steps are watched: by a hook on it or on all optimizers, or by a profiler."""
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # type: ignore[attr-defined]
     return any(hooks) or any(_step_hooks) or _profiler_runs()
 
@@ -99,7 +99,7 @@ _AVERAGING = ("lightning.pytorch.callbacks.weight_averaging", "pytorch_lightning
 
 
 def is_averaging(frame: FrameType) -> bool:
-    """Say whether a frame is of code that sets an AveragedModel's parameters beside those of its model."""
+    """Say whether a frame's code sets an AveragedModel's parameters beside its model's."""
     return frame.f_code is AveragedModel.update_parameters.__code__ or frame.f_globals.get("__name__") in _AVERAGING
 
 
@@ -110,9 +110,9 @@ def is_in_ddp() -> bool:
 
 def parameters_of_active_ddp() -> Sequence[Tensor]:
     """
-    Return the parameters of the DistributedDataParallel within whose forward this is, less those that it leaves out.
+    Return the parameters of the DistributedDataParallel within whose forward this is, without the ones that it ignores.
 
-    Empty where there is none, or where torch does not tell.
+    Empty where there is none, or if torch does not have the list.
     """
     active = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return getattr(active, "_module_parameters", ())
@@ -121,14 +121,17 @@ def parameters_of_active_ddp() -> Sequence[Tensor]:
 def ignore_in_ddp(module: torch.nn.Module, names: Iterable[str]) -> None:
     """Have a DistributedDataParallel that is given this module leave out these parameters too, besides others."""
     known = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    # DDP forms the names of the outermost module's own parameters in two ways, one of which begins with a dot.
+    # DDP forms the names of the outermost module's own parameters in two ways; one begins with a dot.
     both = [form for name in names for form in ((name,) if "." in name else (name, f".{name}"))]
     ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     ignore(module, list(dict.fromkeys([*known, *both])))
 
 
 def default_store() -> torch.distributed.Store:
-    """Return the store by which the ranks of the job have found each other: any of them may read what one has set."""
+    """
+    Return the store by which the ranks of the job have found each other: each of them may read values that another has
+    set.
+    """
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -149,12 +152,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor has been written: autograd counts it for its own check of saved tensors."""
+    """Return how often a tensor has been written: autograd counts it to check saved tensors."""
     return tensor._version
 
 
 def is_alive(tensor: Tensor) -> Callable[[], bool]:
-    """Return a function that says whether the tensor's memory is still held by anybody, without holding it."""
+    """Return a function that checks whether the tensor's memory is still held, without holding it."""
     reference = StorageWeakRef(tensor.untyped_storage())
     return lambda: not reference.expired()
 
@@ -164,8 +167,8 @@ def is_alive(tensor: Tensor) -> Callable[[], bool]:
 
 def mesh_of(ranks: list[int], device: str) -> DeviceMesh:
     """
-    Return a mesh that says which ranks have a tensor, and by which they do not speak.
+    Return a mesh that lists the ranks that have a tensor, and cannot be used to communicate.
 
-    Torch's public ways make process groups, for which all ranks of the job, in this mesh or another, must call.
+    Torch's public functions make process groups: all ranks of the job, in this mesh or another, would have to call.
     """
     return DeviceMesh(device, ranks, _init_backend=False)

@@ -38,7 +38,7 @@ class Constant(_Initializer):
     An initializer that gives all elements one value.
 
     Args:
-        value: default 0.
+        value: the number. Default 0.
 
     Example:
         >>> Constant(0.5)(torch.empty(2))
@@ -82,8 +82,8 @@ class Normal(_Initializer):
     An initializer that draws each element from a normal distribution.
 
     Args:
-        mean: default 0.
-        std: default 1.
+        mean: the mean. Default 0.
+        std: the standard deviation. Default 1.
 
     Example:
         >>> Normal(std=0.01)
@@ -105,8 +105,8 @@ class TruncatedNormal(_Initializer):
     An initializer that draws from a normal distribution, within two standard deviations of the mean.
 
     Args:
-        mean: default 0.
-        std: before the truncation. Default 1.
+        mean: the mean. Default 0.
+        std: the standard deviation before the truncation. Default 1.
 
     Source: ``tf.compat.v1.truncated_normal_initializer``.
 

@@ -1,8 +1,8 @@
 """
 Translations of our operators for ``torch.onnx.export``: ``pip install torchsparse-rec[onnx]``.
 
-A translation has the arguments of its operator. Annotated arguments are known when a graph is made; all others are
-values in the graph, for which ``op`` makes nodes.
+A translation has the arguments of its operator. Annotated arguments are known when a graph is made. All others are
+values in the graph: ``op`` makes nodes for them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """
     Return the translations of lookups and segment reductions to ONNX: to standard operators, of opset 18.
 
-    Every runtime has those operators. Lookups are those of ``Embedding``, ``EmbeddingBag`` and the collections, in
-    ``eval()`` and every gradient mode; reductions are ``segment_sum``, ``unsorted_segment_sum``, ``sparse_segment_sum``
-    and their kin. A table that grows has no translation, nor have hashes: the error of ``torch.onnx.export`` names
-    their operator.
+    Every runtime has those operators. Lookups are by ``Embedding``, ``EmbeddingBag`` and the collections, in ``eval()``
+    and every gradient mode. Reductions are ``segment_sum``, ``unsorted_segment_sum``, ``sparse_segment_sum`` and their
+    kin. A table that grows has no translation, nor have hashes: the error of ``torch.onnx.export`` names their
+    operator.
 
     A model in ONNX checks nothing: a negative id, which is an error in PyTorch, reads some row. Where a maximum or
     minimum is NaN in PyTorch, the runtime's choice counts, and sums are rounded in its order.
@@ -121,7 +121,7 @@ def _pooled(weight, indices, ids, bags, per_sample_weights, mode: int, padding: 
     if padding >= 0:
         left_out = op.Equal(indices, op.CastLike(op.Constant(value_int=padding), indices))
         ids = op.Where(left_out, bags, ids)
-        # An index that is no row may stand for what is left out.
+        # An index that is no row may mark entries to leave out.
         indices = op.Where(left_out, op.CastLike(op.Constant(value_int=0), indices), indices)
     dtype = weight.dtype
     rows = _wide(op.Gather(weight, indices), dtype)
@@ -131,7 +131,7 @@ def _pooled(weight, indices, ids, bags, per_sample_weights, mode: int, padding: 
 
 
 def _no_argmax():
-    """Make the second result of lookups, which gradients alone need: an empty one."""
+    """Make the second result of lookups, which only gradients need: an empty one."""
     return op.ConstantOfShape(op.Constant(value_ints=[0]), value=ir.tensor([0]))
 
 

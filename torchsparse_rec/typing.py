@@ -36,7 +36,7 @@ __all__ = [
     "Verify",
 ]
 
-#: The layout of a table's gradient, see :class:`torchsparse_rec.nn.Embedding`; None is a module's own.
+#: The layout of a table's gradient, see :class:`torchsparse_rec.nn.Embedding`; None is the module's default.
 GradMode = Literal["sparse", "dense", "fused", "auto"]
 #: How the rows of a bag become one.
 Pooling = Literal["sum", "mean", "sqrtn", "max"]
@@ -44,7 +44,7 @@ Pooling = Literal["sum", "mean", "sqrtn", "max"]
 Combiner = Literal["sum", "mean", "sqrtn"]
 #: The rows of tables for inference, see :func:`torchsparse_rec.nn.quantize`.
 RowsFormat = Literal["int8", "int4", "float16", "bfloat16"]
-#: In which of several shards of a table a row is, see :func:`torchsparse_rec.ops.embedding_lookup`.
+#: The rule by which a row is in one of several shards, see :func:`torchsparse_rec.ops.embedding_lookup`.
 PartitionStrategy = Literal["mod", "div"]
 #: How rows of new keys start, see :func:`torchsparse_rec.ops.table_initialize_`.
 InitialKind = Literal["constant", "uniform", "normal", "truncated_normal"]
@@ -55,9 +55,9 @@ ExampleDtype = Literal["int64", "int32", "float32", "bytes"]
 FileFormat = Literal["criteo", "csv", "movielens", "parquet", "prebatched", "tfrecord", "tfrecord-prebatched"]
 #: The layouts of MovieLens's releases, see :func:`torchsparse_rec.data.read_movielens`.
 RatingsLayout = Literal["ml-100k", "ml-1m", "ml-20m"]
-#: Of TFRecord files; None: none.
+#: The compression of TFRecord files; None: none.
 RecordCompression = Literal["gzip", "zlib"]
-#: What a :class:`torchsparse_rec.data.TFRecordReader` of several takes turns by.
+#: The unit in which several :class:`torchsparse_rec.data.TFRecordReader` take turns.
 ShardBy = Literal["record", "file"]
 #: When :class:`torchsparse_rec.data.PrebatchedDataset` compares checksums.
 Verify = Literal["first", "always", "never"]
@@ -67,9 +67,9 @@ CheckpointKind = Literal["full", "delta"]
 #: TorchRec's names for where a table is, see :func:`torchsparse_rec.distributed.shard`.
 PlanName = Literal["row_wise", "table_wise", "column_wise", "data_parallel"]
 
-#: What the layers of :mod:`torchsparse_rec.compat.keras` give besides places.
+#: The output modes of the layers of :mod:`torchsparse_rec.compat.keras` besides places.
 Encoding = Literal["one_hot", "multi_hot", "count"]
-#: What those with a vocabulary give.
+#: The output modes of the layers with a vocabulary.
 OutputMode = Literal["int", "one_hot", "multi_hot", "count", "tf_idf"]
-#: By which ``IntegerLookup`` hashes integers out of its vocabulary.
+#: The hash of ``IntegerLookup`` for integers out of its vocabulary.
 OovMethod = Literal["floormod", "farmhash"]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._installed import tensorflow
 from ..converters import tensor_to_tensorflow, tensor_to_torch
+from ..installed import tensorflow
 from ..tensorflow import IndexedSlices, RaggedTensor, SparseTensor
 
 

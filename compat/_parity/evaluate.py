@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ... import check_errors
 from .. import tensorflow as compat
-from .._installed import tensorflow
+from ..installed import tensorflow
 from . import OPERATORS
 from .case import Case, Operator, Outcome
 from .convert import coalesced, flattened, from_tensorflow, leaves, mapped, to_tensorflow

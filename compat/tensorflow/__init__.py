@@ -30,12 +30,12 @@ from ._row_update import sparse_apply_momentum as sparse_apply_momentum
 from ._row_update import sparse_apply_proximal_adagrad as sparse_apply_proximal_adagrad
 from ._row_update import sparse_apply_proximal_gradient_descent as sparse_apply_proximal_gradient_descent
 from ._row_update import sparse_apply_rms_prop as sparse_apply_rms_prop
-from ._tensors import IndexedSlices as IndexedSlices
-from ._tensors import RaggedTensor as RaggedTensor
-from ._tensors import SparseTensor as SparseTensor
 from ._unique import Unique as Unique
 from ._unique import UniqueWithCounts as UniqueWithCounts
 from ._unique import unique as unique
 from ._unique import unique_with_counts as unique_with_counts
 from .tables import load_tables as load_tables
 from .tables import save_tables as save_tables
+from .tensors import IndexedSlices as IndexedSlices
+from .tensors import RaggedTensor as RaggedTensor
+from .tensors import SparseTensor as SparseTensor

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.hash_cross import DEFAULT_HASH_KEY
-from ._arguments import as_size, as_strings
-from ._tensors import RaggedTensor, SparseTensor
+from .arguments import as_size, as_strings
+from .tensors import RaggedTensor, SparseTensor
 
 #: A dense column of strings is a numpy array.
 Column: TypeAlias = SparseTensor | Tensor | np.ndarray

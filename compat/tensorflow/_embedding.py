@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ... import ops
 from ...typing import Combiner, PartitionStrategy
-from ._arguments import as_size, as_tensor
 from ._sparse_segment import keep_coalesced, sparse_segment_reduce
-from ._tensors import RaggedTensor, SparseTensor
+from .arguments import as_size, as_tensor
+from .tensors import RaggedTensor, SparseTensor
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._tensors import as_values
+from .tensors import as_values
 
 __all__ = ["fingerprint"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_tensor
-from ._tensors import IndexedSlices
+from .arguments import as_tensor
+from .tensors import IndexedSlices
 
 
 def convert_to_tensor(

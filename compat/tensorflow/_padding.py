@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._arguments import as_tensor
 from ._sparse_tensor import as_int64, as_scalar_like, check_kind, device_of, take, with_last
+from .arguments import as_tensor
 
 
 def kept_lengths(dense: Tensor | np.ndarray, lengths: Any, padding: Any) -> Tensor:

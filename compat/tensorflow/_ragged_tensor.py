@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size
 from ._padding import default_like, kept_lengths, padded, wanted_sizes
 from ._sparse_tensor import SparseTensor, as_int64, as_values, checked, device_of, take
+from .arguments import as_size
 
 
 @dataclass(frozen=True)

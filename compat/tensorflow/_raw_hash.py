@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ... import ops
 from . import strings
-from ._arguments import as_size, as_tensor
 from ._cross import (
     Column,
     JaggedColumn,
@@ -22,7 +21,8 @@ from ._cross import (
     signed_word,
 )
 from ._fingerprint import byte_strings, fingerprint
-from ._tensors import RaggedTensor, SparseTensor, as_values
+from .arguments import as_size, as_tensor
+from .tensors import RaggedTensor, SparseTensor, as_values
 
 
 class SparseCrossResult(NamedTuple):

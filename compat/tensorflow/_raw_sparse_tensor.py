@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ._arguments import as_size
 from ._sparse import dense, fill_gradient, filled_rows, reordered, reshaped, sizes
 from ._sparse_tensor import as_int64, as_values, device_of
+from .arguments import as_size
 
 
 class Reshaped(NamedTuple):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...ops.row_update import RowRule, row_update_
-from ._arguments import as_size, as_tensor
+from .arguments import as_size, as_tensor
 
 _Result = TypeVar("_Result")
 

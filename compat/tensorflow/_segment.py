@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size, as_tensor, holds_integers
+from .arguments import as_size, as_tensor, holds_integers
 
 # Our operators have TensorFlow's names.
 _SORTED: dict[str, Callable[..., Tensor]] = {

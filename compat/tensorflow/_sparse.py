@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.sparse_tensor import resolved_shape
-from ._arguments import as_tensor
 from ._sparse_tensor import SparseTensor, as_int64, as_scalar_like, as_values, checked, take, with_last
+from .arguments import as_tensor
 
 
 def sizes(argument: str, value: Any) -> list[int]:

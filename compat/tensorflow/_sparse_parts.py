@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._arguments import as_size
 from ._sparse import reorder, sizes
 from ._sparse_tensor import SparseTensor, checked, take
+from .arguments import as_size
 
 
 def axis_of(axis: Any, rank: int) -> int:

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ... import ops
 from ..._torch_modules import mark_coalesced
 from ...ops.unique import take_slices
-from ._arguments import as_size, as_tensor, holds_integers
+from .arguments import as_size, as_tensor, holds_integers
 
 # Our operators have TensorFlow's names.
 _REDUCTIONS = ("sum", "mean", "sqrt_n")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size, as_tensor
 from ._ragged_tensor import RaggedTensor
 from ._sparse_tensor import SparseTensor, checked
+from .arguments import as_size, as_tensor
 
 
 def bincount(

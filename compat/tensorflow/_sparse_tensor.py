@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ops.unique import SIGNED
-from ._arguments import as_strings, as_tensor
+from .arguments import as_strings, as_tensor
 
 
 def as_values(argument: str, value: Any) -> Tensor | np.ndarray:

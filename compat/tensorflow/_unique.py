@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.unique import take_slices
-from ._arguments import as_strings, as_tensor
+from .arguments import as_strings, as_tensor
 
 _BITS = {
     torch.float16: torch.int16,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...ops.hash_cross import DEFAULT_HASH_KEY
-from ._arguments import as_size, holds_integers
 from ._cross import crossed, crossed_strings, numbers_or_fingerprints, signed_word
 from ._ragged_tensor import RaggedTensor
 from ._sparse_tensor import SparseTensor, as_values
+from .arguments import as_size, holds_integers
 
 __all__ = ["RaggedTensor", "cross", "cross_hashed"]
 

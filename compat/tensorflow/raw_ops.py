@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_tensor
 from ._raw_hash import AsString as AsString
 from ._raw_hash import Fingerprint as Fingerprint
 from ._raw_hash import SparseCross as SparseCross
@@ -43,6 +42,7 @@ from ._sparse_segment import segment_grad, segment_grad_v2, sparse_segment_reduc
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts
 from ._unique import unique, unique_along, unique_with_counts
+from .arguments import as_tensor
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size, as_strings, as_tensor
+from .arguments import as_size, as_strings, as_tensor
 
 __all__ = ["as_string", "to_hash_bucket", "to_hash_bucket_fast", "to_hash_bucket_strong"]
 

@@ -9,13 +9,13 @@ import torch
 
 from ...optim.row_optimizer import RowOptimizer
 from ...typing import PartitionStrategy
-from ._checkpoint_format import check_crcs
-from ._checkpoint_sources import Found, Source, open_source
-from ._growing_tables import GrowingRows, growing_rows
-from ._table_names import Move, Target, keras_order, names_of, pairs_of, targets_of
-from ._table_plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
-from ._table_slots import Slots, check_rule, find_slots, steps_by_name, v1_slots
-from ._tables_written import Saved, write_checkpoint, write_h5
+from ..checkpoints.format import check_crcs
+from ..checkpoints.growing import GrowingRows, growing_rows
+from ..checkpoints.names import Move, Target, keras_order, names_of, pairs_of, targets_of
+from ..checkpoints.plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
+from ..checkpoints.slots import Slots, check_rule, find_slots, steps_by_name, v1_slots
+from ..checkpoints.sources import Found, Source, open_source
+from ..checkpoints.written import Saved, write_checkpoint, write_h5
 
 __all__ = ["load_tables", "save_tables"]
 

@@ -1,7 +1,8 @@
 """
 What dynamicemb and SOK dump of tables that grow: files of keys, of rows and of states, one number after the other.
 
-Both need GPUs to run: their formats are taken from their sources, and have not been tried with files of theirs.
+Both need GPUs to train. Their Python wrote the files in tests/goldens/dumps on CPUs, with tables that stand in for
+theirs.
 
 Source: NVIDIA/recsys-examples, corelib/dynamicemb/dynamicemb (dump_load.py, batched_dynamicemb_tables.py,
 key_value_table.py, optimizer.py); NVIDIA-Merlin/HugeCTR, sparse_operation_kit/dump_load.py.
@@ -20,9 +21,9 @@ import torch
 
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
-from ..tensorflow._checkpoint_format import Piece, mapped_file
-from ..tensorflow._checkpoint_sources import MOST_STEPS, Found, listed
-from ..tensorflow._growing_tables import GrowingRows
+from ..checkpoints.format import Piece, mapped_file
+from ..checkpoints.growing import GrowingRows
+from ..checkpoints.sources import MOST_STEPS, Found, listed
 
 __all__ = ["Dump", "dynamicemb_dumps", "sok_dumps"]
 
@@ -80,7 +81,8 @@ _DYNAMICEMB: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
     "adam": ((optim.Adam, optim.AdamW), ("exp_avg", "exp_avg_sq")),
     "exact_adagrad": ((optim.Adagrad,), ("sum",)),
     "exact_row_wise_adagrad": ((optim.RowWiseAdagrad,), ("sum",)),
-    "exact_sgd": ((optim.SGD,), ()),
+    "sgd": ((optim.SGD,), ()),
+    "exact_sgd": ((optim.SGD,), ()),  # dumps from before February 2026
 }
 
 
@@ -219,7 +221,8 @@ def _states_of_dynamicemb(
 
 _SOK_HEAD = 296
 _SOK_DTYPES = {0: torch.int32, 1: torch.int64, 3: torch.int64, 4: torch.float16, 5: torch.float32, 6: torch.float64}
-# Our optimizers, what the files call theirs, and the names of the slots by our states.
+# Our optimizers, what the files call theirs, and the names of the slots by our states. The files of Adamax are called
+# Adam's: its name has Adam in it.
 _SOK: list[tuple[tuple[type, ...], str, dict[str, tuple[str, ...]]]] = [
     ((optim.Adam,), "Adam", {"exp_avg": ("m",), "exp_avg_sq": ("v",)}),
     ((optim.Adagrad,), "Adagrad", {"sum": ("accumulator",)}),

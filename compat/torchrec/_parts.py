@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from ...distributed.boxes import Kept
+from ...distributed.boxes import KeptByPlan, kept_by_plan
 from ...distributed.plan import Replicated, RowWise
 from ...distributed.sharded import Sharded
-from ..tensorflow._checkpoint_format import CHUNK, Piece, copy_bytes
+from ..checkpoints.format import CHUNK, Piece, copy_bytes
 
 __all__ = ["Parts", "copy_kept"]
 
@@ -28,13 +28,13 @@ class Parts:
     """
 
     def __init__(self, model: Module) -> None:
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, KeptByPlan] = {}
         self.group: Any = None
         self.rank = 0
         for child in model.modules():
             if not isinstance(child, Sharded):
                 continue
-            shards = child._shards
+            shards = child.shards
             its = dist.get_process_group_ranks(shards.ranks.group)
             if self.group is None:
                 self.group, self.rank = shards.ranks.group, shards.ranks.rank
@@ -44,15 +44,15 @@ class Parts:
                 )
             for table, plan in zip(shards.tables, shards.plans, strict=True):
                 if table.rows is not None:
-                    kept = Kept(table.rows, table.dim, plan, shards.ranks.rank, shards.ranks.count)
+                    kept = kept_by_plan(table.rows, table.dim, plan, shards.ranks.rank, shards.ranks.count)
                     self._kept[id(table.weight)] = kept
 
-    def of(self, parameter: Tensor) -> Kept | None:
+    def of(self, parameter: Tensor) -> KeptByPlan | None:
         """Return what this rank keeps of the table of a parameter; None: it is no table over ranks."""
         return self._kept.get(id(parameter))
 
 
-def copy_kept(piece: Piece, out: Tensor, kept: Kept | None) -> None:
+def copy_kept(piece: Piece, out: Tensor, kept: KeptByPlan | None) -> None:
     """
     Copy what a rank keeps of a piece of a table, or of a state of its rows, to its part of that.
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..tensorflow._checkpoint_format import reading
-from ..tensorflow._checkpoint_sources import Found, listed, named_after
-from ..tensorflow._table_names import Target, chosen
+from ..checkpoints.format import reading
+from ..checkpoints.names import Target, chosen
+from ..checkpoints.sources import Found, listed, named_after
 from ._dumps import Dump, dynamicemb_dumps, sok_dumps
 from ._states import bare, states_by_variable
 from ._torch_files import METADATA, add_all, folder_tensors, state_tensors, tensors_of_file

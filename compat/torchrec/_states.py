@@ -10,9 +10,9 @@ import torch
 
 from ... import optim
 from ...optim.row_optimizer import RowOptimizer
-from ..tensorflow._checkpoint_format import Piece
-from ..tensorflow._checkpoint_sources import MOST_STEPS, Found, listed
-from ..tensorflow._table_slots import Slots
+from ..checkpoints.format import Piece
+from ..checkpoints.slots import Slots
+from ..checkpoints.sources import MOST_STEPS, Found, listed
 from ._torch_files import whole_tensor
 
 __all__ = ["bare", "check_steps", "find_states", "states_by_variable"]

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tensorflow._checkpoint_format import Piece, check_member, mapped_file, overlap, reading, stored_begin
-from ..tensorflow._checkpoint_sources import Found, Window
+from ..checkpoints.format import Piece, check_member, mapped_file, overlap, reading, stored_begin
+from ..checkpoints.sources import Found, Window
 
 __all__ = ["METADATA", "add_all", "folder_tensors", "state_tensors", "tensors_of_file"]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ...distributed.agreed import agreeing, together
+from ..._agreed import agreeing, together
 from ...distributed.tables import check_columns
 from ...optim.row_optimizer import RowOptimizer
-from ..tensorflow._checkpoint_format import Piece
-from ..tensorflow._growing_tables import GrowingRows
-from ..tensorflow._table_names import Move, Target, check_distinct, names_of, targets_of
-from ..tensorflow._table_plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
-from ..tensorflow._table_slots import Slots
+from ..checkpoints.format import Piece
+from ..checkpoints.growing import GrowingRows
+from ..checkpoints.names import Move, Target, check_distinct, names_of, targets_of
+from ..checkpoints.plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
+from ..checkpoints.slots import Slots
 from ._parts import Parts, copy_kept
 from ._sources import Source, open_source
 from ._states import check_steps, find_states
@@ -44,9 +44,8 @@ def load_tables(
     Args:
         path: a folder that ``torch.distributed.checkpoint.save`` has written, from any number of ranks, with tables
             split by rows, by columns or not; or one with such folders in it; a file of ``torch.save``, or a state,
-            with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow,
-            as their sources have these formats: they have not been tried with files of theirs. One must trust a folder
-            of torch as one trusts code: a part of it is a pickle.
+            with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow.
+            One must trust a folder of torch as one trusts code: a part of it is a pickle.
         model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
         tables: what the checkpoint calls them: a mapping of the model's names to the checkpoint's, of those to load,
             any parameters among them; or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the table's name

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from torchsparse_rec.compat.tensorflow import _checkpoint_format as form
-from torchsparse_rec.compat.tensorflow import _checkpoint_wire as wire
-from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
-from torchsparse_rec.compat.tensorflow._checkpoint_writer import CheckpointWriter
+from torchsparse_rec.compat.checkpoints import format as form
+from torchsparse_rec.compat.checkpoints import wire
+from torchsparse_rec.compat.checkpoints.format import CheckpointReader
+from torchsparse_rec.compat.checkpoints.writer import CheckpointWriter
 
 DTYPES = sorted(form.DTYPES.values(), key=str)
 # Those of which TensorFlow's reader joins slices.

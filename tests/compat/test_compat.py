@@ -16,7 +16,7 @@ from torchsparse_rec.compat._parity import OPERATORS
 from torchsparse_rec.compat._parity.case import FLOATS, HALVES, Outcome
 from torchsparse_rec.compat._parity.compare import compare
 from torchsparse_rec.compat._parity.evaluate import run_ours
-from torchsparse_rec.compat.tensorflow._arguments import as_size, as_strings, as_tensor
+from torchsparse_rec.compat.tensorflow.arguments import as_size, as_strings, as_tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = sorted((ROOT / "tests/goldens").glob("*.json.gz"))
@@ -229,7 +229,8 @@ def test_compat_is_no_top_level_package():
 
 def test_tensorflow_is_imported_only_when_it_is_used():
     program = (
-        "import sys; from torchsparse_rec.compat import converters, goldens, parity, tensorflow;"
+        "import sys\n"
+        "from torchsparse_rec.compat import checkpoints, converters, goldens, keras, parity, tensorflow, torchrec\n"
         "assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.compat.checkpoints.format import CheckpointReader
+from torchsparse_rec.compat.checkpoints.writer import CheckpointWriter
 from torchsparse_rec.compat.tensorflow import load_tables, save_tables
-from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
-from torchsparse_rec.compat.tensorflow._checkpoint_writer import CheckpointWriter
 
 
 def grown(optimizer=None):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.compat.checkpoints.format import CheckpointReader
 from torchsparse_rec.compat.tensorflow import load_tables, save_tables
-from torchsparse_rec.compat.tensorflow._checkpoint_format import CheckpointReader
 
 from .test_tables import ROWS, WIDTH, Model
 

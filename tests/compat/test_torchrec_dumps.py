@@ -1,7 +1,8 @@
-"""Dumps of dynamicemb and SOK, written as their sources say, into tables that grow."""
+"""Dumps of dynamicemb and SOK, written by their own Python and as their sources say, into tables that grow."""
 
 import json
 import string
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ import torch
 from torchsparse_rec import nn, optim
 from torchsparse_rec.compat.torchrec import load_tables
 
+from . import dump_goldens as theirs
+
+GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "dumps"
 KEYS = torch.tensor([7, 2**40, -3, 11, 12])
 VALUES = torch.arange(10.0).view(5, 2)
 
@@ -49,6 +53,29 @@ def dynamicemb(folder, kind="exact_sgd", states=None, name="opt_values", ranks=2
         if states is not None:
             write(inside / f"goods_{name}.{end}", states[some])
     return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "parts"),
+    [
+        ("adam", lambda its: optim.Adam(its, lazy=True), {"exp_avg": slice(4, 8), "exp_avg_sq": slice(8, 12)}),
+        ("row_wise_adagrad", optim.RowWiseAdagrad, {"sum": 4}),  # a row has four numbers in the table, one in the file
+        ("sgd", optim.SGD, {}),
+    ],
+)
+def test_what_dynamicembs_own_code_dumped(name, optimizer, parts):
+    model = torch.nn.ModuleDict({"goods": nn.EmbeddingVariable(theirs.DIM)})
+    table, its = model["goods"], optimizer(model.parameters())
+    load_tables(GOLDENS / "dynamicemb", model, {"goods": f"model.{name}.goods"}, optimizer=its)
+    keys, wanted = torch.tensor(theirs.KEYS), theirs.rows_of({"adam": 8, "row_wise_adagrad": 4, "sgd": 0}[name])
+    assert torch.equal(rows_of(table, keys), wanted[:, : theirs.DIM])
+    frequencies = range(4, 10) if name != "sgd" else [0] * 6  # its scores are times
+    found = table.export()
+    each = dict(zip(found.keys.tolist(), found.frequencies.tolist(), strict=True))
+    assert each == dict(zip(theirs.KEYS, frequencies, strict=True))
+    states, step = states_of(table, its, keys) if parts else ({}, None)
+    assert step == (3 if name == "adam" else None) and states.keys() == parts.keys()
+    assert all(torch.equal(states[state], wanted[:, part]) for state, part in parts.items())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -110,6 +137,10 @@ def test_files_of_dynamicemb_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match="has tables that grow, 'model.ebc.goods', which 'goods.weight' is not"):
         load_tables(path, torch.nn.ModuleDict({"goods": nn.Embedding(5, 2)}))
     inside = path / "model.ebc"
+    of_two = dynamicemb(tmp_path / "two", evict_strategy="EvictStrategy.KLfu")  # scores, as of (TIMESTAMP, LFU)
+    write(of_two / "model.ebc/goods_emb_scores.rank_0.world_size_2", torch.arange(6))
+    with pytest.raises(ValueError, match=r"scores.rank_0.world_size_2 must have \[3\] numbers .* 24 bytes, got 48"):
+        load_tables(of_two, model)
     write(inside / "goods_emb_values.rank_1.world_size_2", VALUES)
     with pytest.raises(ValueError, match=r"values.rank_1.world_size_2 must have \[2, 2\] numbers .* 16 bytes, got 40"):
         load_tables(path, model)
@@ -140,6 +171,38 @@ def sok(folder, name="goods", keys=KEYS, values=VALUES, key_dtype=1, slots=None,
     for slot, x in (slots or {}).items():
         file(f"{scope}-{slot}", 2, 5, x, slot)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("adam", lambda its: optim.Adam(its, lr=theirs.LR, eps=1e-7, lazy=True, tensorflow_eps=True)),
+        ("adagrad", lambda its: optim.Adagrad(its, lr=theirs.LR, eps=1e-7, initial_accumulator_value=0.1)),
+        ("ftrl", lambda its: optim.Ftrl(its, lr=theirs.LR, initial_accumulator_value=0.1)),
+    ],
+)
+def test_what_soks_own_code_dumped_after_the_same_steps(name, optimizer):
+    model = torch.nn.ModuleDict({name: nn.EmbeddingVariable(theirs.DIM)})
+    table, its = model[name], optimizer(model.parameters())
+    load_tables(GOLDENS / "sok", model, "{}_0", optimizer=its, steps=3 if name == "adam" else None)
+    own = nn.EmbeddingVariable(theirs.DIM)
+    trained = optimizer(own.parameters())
+    keys = torch.tensor(sorted({key for step in theirs.STEPS for key in step}))
+    own.insert(keys, torch.full((len(keys), theirs.DIM), theirs.INITIAL))
+    for step, gradient in zip(theirs.STEPS, theirs.GRADIENTS, strict=True):
+        (own(torch.tensor(step)) * torch.from_numpy(gradient)).sum().backward()
+        trained.step()
+        trained.zero_grad()
+    torch.testing.assert_close(rows_of(table, keys), rows_of(own, keys), rtol=2e-6, atol=1e-7)
+    found, wanted = states_of(table, its, keys), states_of(own, trained, keys)
+    torch.testing.assert_close(found[0], wanted[0], rtol=2e-6, atol=1e-7)
+    assert table.total_count() == len(keys) and (name != "adam" or found[1] == wanted[1])
+
+
+def test_what_soks_own_code_dumped_of_a_fixed_table():
+    model = torch.nn.ModuleDict({"users": nn.EmbeddingVariable(theirs.DIM)})
+    load_tables(GOLDENS / "sok", model, {"users": "users_fixed_0"})
+    assert torch.equal(rows_of(model["users"], torch.arange(5)), torch.arange(20.0).view(5, 4))
 
 
 def test_sok(tmp_path):

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 from torchsparse_rec import nn, optim, variable
 from torchsparse_rec.compat import tensorflow as tf_tables
-from torchsparse_rec.compat.tensorflow._checkpoint_writer import CheckpointWriter
+from torchsparse_rec.compat.checkpoints.writer import CheckpointWriter
 from torchsparse_rec.compat.torchrec import load_tables
 
 from .test_torchrec_dumps import VALUES, dynamicemb, grown, write

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchsparse_rec.data import DataError
-from torchsparse_rec.data.files import whole_file
+from torchsparse_rec.files import whole_file
 
 
 def write(path: Path | str | bytes, content: bytes = b"new") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchsparse_rec.distributed.blocks import Blocks
+from torchsparse_rec.tables.blocks import Blocks
 
 SIZES = (1, 2, 15, 16, 31, 32, 33, 50, 100, 1000, 4097, 65_535, 65_536, 100_000)
 RANKS = (1, 2, 3, 4, 7, 64)

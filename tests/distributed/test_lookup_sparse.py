@@ -97,7 +97,7 @@ def contents(model: Tables, all_ranks: bool) -> dict[str, Tensor]:
 def on_rank(plan: str, mode: str | None, weighted: bool) -> Any:
     model = distributed.shard(Tables(mode), plan=PLANS[plan], merge=False)
     batches = [batch(step, dist.get_rank()) for step in range(STEPS)]
-    ranks = model.rows._shards.ranks
+    ranks = model.rows.shards.ranks
     results = train(model, batches, mode, weighted, 1.0)
     before = ranks._messages
     with torch.no_grad():

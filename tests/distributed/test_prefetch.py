@@ -101,7 +101,7 @@ def test_ranks_whose_batches_end_at_different_times_end_together(
 def messages(case: Case, device: str) -> list[int]:
     """Count the messages of each lookup."""
     module, counts = sharded_of(case, device), []
-    ranks = module._shards.ranks
+    ranks = module.shards.ranks
     turns = distributed.prefetch(batches_of(case, 4, device), module, partial(features_of, case))
     for batch, ids in turns:
         before = ranks._messages

@@ -310,7 +310,7 @@ def test_an_error_of_one_rank_is_that_of_all_and_earlier_versions_stay(two, tmp_
 
 
 def test_two_jobs_do_not_write_at_once(two, tmp_path) -> None:
-    from torchsparse_rec.variable.checkpoint import CheckpointStore
+    from torchsparse_rec.checkpoint import CheckpointStore
 
     with CheckpointStore(tmp_path).writer("full", {}):
         for error in two.errors(fails, str(tmp_path), "busy"):
@@ -359,7 +359,7 @@ def test_a_damaged_checkpoint_is_named_and_changes_nothing(two, tmp_path, damage
 
 
 def test_a_checkpoint_without_some_rows_is_refused(two, tmp_path) -> None:
-    from torchsparse_rec.variable.checkpoint import CheckpointStore
+    from torchsparse_rec.checkpoint import CheckpointStore
 
     two.run(saves, str(tmp_path), "Adagrad", "row_wise")
     store = CheckpointStore(tmp_path)

@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchsparse_rec import distributed, nn, optim
-from torchsparse_rec.distributed import ColumnWise, RowWise, TableWise, agreed
+from torchsparse_rec import _agreed, distributed, nn, optim
+from torchsparse_rec.checkpoint import CheckpointStore
+from torchsparse_rec.checkpoint.store import Chain
+from torchsparse_rec.distributed import ColumnWise, RowWise, TableWise
 from torchsparse_rec.variable import (
     CBFFilter,
     CounterFilter,
@@ -23,7 +25,6 @@ from torchsparse_rec.variable import (
     cold,
     rows,
 )
-from torchsparse_rec.variable.checkpoint import Chain, CheckpointStore
 
 # ---- Tables that grow ------------------------------------------------------------------------------------------------
 
@@ -389,7 +390,7 @@ def waits_not(folder: str) -> bool:
         if name == "write shard 0" and dist.get_rank() == 0:
             raise OSError(28, "No space left on device")
 
-    rounds, agreed._ROUND = agreed._ROUND, 1e-4
+    rounds, _agreed._ROUND = _agreed._ROUND, 1e-4
     try:
         distributed.save(folder, model, on_phase=phase)
     except OSError as error:
@@ -399,7 +400,7 @@ def waits_not(folder: str) -> bool:
         thread.join(10)
         return not thread.is_alive()
     finally:
-        agreed._ROUND = rounds
+        _agreed._ROUND = rounds
     return False
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from torchsparse_rec import distributed
 from torchsparse_rec.distributed import whole
-from torchsparse_rec.distributed.blocks import Blocks
+from torchsparse_rec.tables.blocks import Blocks
 
 PLANS = ["row", "table", "column", "replicated", "mixed"]
 

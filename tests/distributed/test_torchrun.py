@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from torchsparse_rec.variable.checkpoint import CheckpointStore
+from torchsparse_rec.checkpoint import CheckpointStore
 
 # Here nothing of them is imported: every process that collects tests would wait for it.
 pytestmark = pytest.mark.skipif(

@@ -233,7 +233,7 @@ def test_what_would_see_one_ranks_keys_alone_is_refused(two, tmp_path) -> None:
     for texts in two.run(refused, str(tmp_path)):
         assert len(texts) == 12
         assert all("table 'users' is split over ranks" in text for text in [*texts[1:2], *texts[4:8]])
-        assert all("call torchsparse_rec.distributed.save(" in texts[k] for k in (0, 1, 3, 4, 5))
-        assert all("call torchsparse_rec.distributed.load(" in texts[k] for k in (2, 6))
+        assert all("call torchsparse_rec.checkpoint.save(" in texts[k] for k in (0, 1, 3, 4, 5))
+        assert all("call torchsparse_rec.checkpoint.load(" in texts[k] for k in (2, 6))
         assert all("the module that distributed.shard() has split" in text for text in texts[7:10])
-        assert "call torchsparse_rec.distributed.save(" in texts[10] and "tables are split over ranks" in texts[11]
+        assert "call torchsparse_rec.checkpoint.save(" in texts[10] and "tables are split over ranks" in texts[11]

@@ -230,9 +230,9 @@ def in_other_modes(plan: Any) -> Any:
     batches = [torch.arange(4) + 10 * step for step in range(4)]
     for step, (_, ids) in enumerate(distributed.prefetch(batches, variable, lambda batch: batch)):
         variable.train(step in (0, 2) or (step == 1 and dist.get_rank() == 1))
-        before = variable._shards.ranks._messages
+        before = variable.shards.ranks._messages
         errors.append(message_of(lambda ids=ids: variable(ids).sum().backward()))
-        assert step == 1 or variable._shards.ranks._messages - before == 2  # results, gradients
+        assert step == 1 or variable.shards.ranks._messages - before == 2  # results, gradients
     return errors, keys_of(variable, all_ranks=True)["keys"]
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from torchsparse_rec.variable.checkpoint import CheckpointStore
+from torchsparse_rec.checkpoint import CheckpointStore
 
 
 def run(command, *flags):

@@ -11,13 +11,13 @@ import torch
 from examples.cases import assert_same, assert_same_end, end_of, run, write_criteo
 from examples.test_dlrm_command import GENERATED, NETWORK, flags_of, rows_of_statistics
 
+from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.data.convert import convert
 from torchsparse_rec.examples import _command
 from torchsparse_rec.examples._checkpoints import Checkpoint
 from torchsparse_rec.examples.dlrm import __main__ as command
 from torchsparse_rec.examples.dlrm import checkpoints
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -112,7 +112,7 @@ class Copy:
         """Run the chosen tests, also after one has failed, and return their outcome."""
         with tempfile.TemporaryDirectory() as folder:
             costs = Path(folder, "costs.txt")
-            pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--costs", str(costs))
+            pytest = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "--costs", str(costs))
             try:
                 status, output = self.run(table, *pytest, *arguments, seconds=seconds)
             except subprocess.TimeoutExpired:
@@ -160,9 +160,9 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _crashed(output: str) -> dict[str, float]:
-    """Return the test in which the process has crashed; what it costs is not known."""
-    crashed = re.search(r'File "[^"]*/(tests/[^"]*test_[^"/]*\.py)", line \d+ in (test_\w+)', output)
-    return {f"{crashed[1]}::{crashed[2]}": 0.0} if crashed else {}
+    """Return the test in which the process has crashed: pytest has printed no result of it. Its cost is not known."""
+    *_, last = ["", *re.findall(r"^(tests/\S+\.py::.+?)(?: Fatal Python error: .*)? *$", output, re.M)]
+    return {last: 0.0} if last and not re.search(r" [A-Z]+ +\[ *\d+%\]$", last) else {}
 
 
 def _cheapest_cases(tests: dict[str, float]) -> dict[str, float]:

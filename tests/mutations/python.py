@@ -120,7 +120,7 @@ MUTATIONS = [
         "jagged",
     ),
     Mutation(
-        "compat/_keras_bins.py",
+        "compat/keras/bins.py",
         "dtype",
         "mapped_values(bins, lambda values: values.to(torch.int32))",
         "bins",
@@ -164,7 +164,7 @@ MUTATIONS = [
     ),
     # A crash in between leaves a delta without the version on which it builds.
     Mutation(
-        "torchsparse_rec/variable/_versions.py",
+        "torchsparse_rec/checkpoint/_versions.py",
         "order",
         "sorted(versions, reverse=True):\n            if kept",
         "sorted(versions):\n            if kept",
@@ -181,7 +181,7 @@ MUTATIONS = [
     ),
     # Rows that could not be saved are taken for saved.
     Mutation(
-        "torchsparse_rec/variable/saving.py",
+        "torchsparse_rec/checkpoint/growing.py",
         "order",
         "    # Only now: a checkpoint that failed has saved nothing.\n    rows.note_saved(",
         "        rows.note_saved(",
@@ -302,7 +302,7 @@ MUTATIONS = [
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/blocks.py",
+        "torchsparse_rec/tables/blocks.py",
         "bound",
         "rank * -(-count // ranks)",
         "rank * (count // ranks)",
@@ -344,7 +344,7 @@ MUTATIONS = [
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/_restored.py",
+        "torchsparse_rec/checkpoint/_restored.py",
         "sign",
         "begin < its[1] and its[0] < end",
         "begin < its[1] and its[0] >= end",
@@ -358,42 +358,42 @@ MUTATIONS = [
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/_restored.py",
+        "torchsparse_rec/checkpoint/_restored.py",
         "bound",
         "            if there != prod(kept.box.shape):\n",
         "            if there > prod(kept.box.shape):\n",
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/_restored.py",
+        "torchsparse_rec/checkpoint/_restored.py",
         "order",
         "tensors = {name: x[mine] for name, x in tensors.items()}",
         "pass",
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/_restored.py",
+        "torchsparse_rec/checkpoint/_restored.py",
         "sign",
         ".amax(0)",
         ".sum(0, dtype=sketches[0].dtype)",
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/agreed.py",
+        "torchsparse_rec/_agreed.py",
         "lock",
         "        steps.close()",
         "        pass",
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/variable/saving.py",
+        "torchsparse_rec/checkpoint/growing.py",
         "stale",
         'max(each["optimizer_steps"] for each in metadata)',
         'metadata[0]["optimizer_steps"]',
         "distributed",
     ),
     Mutation(
-        "torchsparse_rec/distributed/checkpoint.py",
+        "torchsparse_rec/checkpoint/model.py",
         "bound",
         "for shards in said:",
         "for shards in said[:-1]:",
@@ -416,7 +416,7 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/distributed/together.py",
         "order",
-        "            first.ranks.headers(call, torch.zeros(first.ranks.count, 0, dtype=torch.int64))\n",
+        '            first.ranks.announce(name, "first lookup", teller.training)\n',
         "",
         "distributed",
     ),

@@ -42,11 +42,11 @@ def test_all_tests_stand_on_some_files(tests: Any, path: str) -> None:
         # Packages, by imports.
         ("torchsparse_rec/ops/sparse_segment.py", "ops/test_sparse_segment.py", "ops/test_unique.py"),
         ("torchsparse_rec/nn/quantize.py", "nn/test_quantize.py serving/test_quantized.py", "nn/test_weight.py"),
-        ("torchsparse_rec/variable/_shards.py", "variable/test_checkpoint.py", "data/test_csv.py"),
+        ("torchsparse_rec/checkpoint/_shards.py", "variable/test_checkpoint.py", "data/test_csv.py"),
         ("torchsparse_rec/distributed/_rows.py", "distributed/test_equal.py", "nn/test_stale.py"),
         ("torchsparse_rec/tables/table.py", "nn/test_stale.py optim/test_training.py", "data/test_csv.py"),
         ("torchsparse_rec/keras/_tables.py", "keras/test_keras.py", "nn/test_stale.py"),
-        ("compat/_keras_bins.py", "compat/test_keras.py", "compat/test_row_update.py"),
+        ("compat/keras/bins.py", "compat/test_keras.py", "compat/test_row_update.py"),
         ("compat/_parity/reference/hash.py", "ops/test_hash.py", "nn/test_stale.py"),
         # What tests share, and what they read.
         ("tests/samples/table.py", "ops/test_operators.py", "nn/test_stale.py"),

@@ -25,10 +25,10 @@ WORDS = [
     ("RecordCompression", "data.tfrecord", "_COMPRESSIONS", {None, "auto"}),
     ("RecordCompression", "data._tfrecord_blocks", "_WINDOW_BITS", set()),
     ("Verify", "data._prebatched_file", "VERIFY", set()),
-    ("CheckpointKind", "variable._manifest", "KINDS", set()),
+    ("CheckpointKind", "checkpoint.manifest", "KINDS", set()),
     ("PlanName", "distributed.plan", "_NAMES", set()),
-    ("Encoding", "compat._keras_encode", "ENCODINGS", set()),
-    ("OutputMode", "compat._keras_arguments", "MODES", set()),
+    ("Encoding", "compat.keras.encode", "ENCODINGS", set()),
+    ("OutputMode", "compat.keras.arguments", "MODES", set()),
 ]
 
 

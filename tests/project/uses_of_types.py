@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, KeyedTensor, data, distributed, features, nn, ops, optim
+from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.typing import Combiner, GradMode
-from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 ids = torch.tensor([1, 2])
 weight = torch.rand(9, 4)

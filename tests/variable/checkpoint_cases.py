@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from torchsparse_rec.variable._manifest import _end, checksum
-from torchsparse_rec.variable.checkpoint import CheckpointStore, VersionInfo
+from torchsparse_rec.checkpoint import CheckpointStore, VersionInfo
+from torchsparse_rec.checkpoint.manifest import _end, checksum
 
 SHARDS = 4
 #: One version of so many is full.

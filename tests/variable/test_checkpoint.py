@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsparse_rec.variable import _shards
-from torchsparse_rec.variable._manifest import checksum
-from torchsparse_rec.variable.checkpoint import CheckpointStore, VersionInfo
+from torchsparse_rec.checkpoint import CheckpointStore, VersionInfo, _shards
+from torchsparse_rec.checkpoint.manifest import checksum
 
 pytest.importorskip("safetensors")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from variable.checkpoint_cases import CHANGING, Savers, check_whole, save, watched
 
-from torchsparse_rec.variable import _shards
-from torchsparse_rec.variable.checkpoint import CheckpointStore
+from torchsparse_rec import files
+from torchsparse_rec.checkpoint import CheckpointStore
 
 pytest.importorskip("safetensors")
 ROWS = 50
@@ -139,7 +139,7 @@ def test_a_full_disk_at_every_file(tmp_path, monkeypatch):
             return open(path, mode)
 
         with monkeypatch.context() as patch:
-            patch.setattr(_shards, "open", full, raising=False)
+            patch.setattr(files, "open", full, raising=False)
             text = "version 3 was not written, those before it are as they were: "
             with pytest.raises(OSError, match=text) as raised:
                 save(store, ROWS)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from variable.checkpoint_cases import rewrite
 
-from torchsparse_rec.variable._manifest import checksum
-from torchsparse_rec.variable.checkpoint import CheckpointError, CheckpointStore
+from torchsparse_rec.checkpoint import CheckpointError, CheckpointStore
+from torchsparse_rec.checkpoint.manifest import checksum
 
 pytest.importorskip("safetensors")
 

@@ -14,10 +14,10 @@ from variable.cases import on_disk, rows_of, step
 from variable.checkpoint_cases import rewrite
 
 from torchsparse_rec import optim
+from torchsparse_rec.checkpoint import CheckpointError, CheckpointStore
+from torchsparse_rec.checkpoint.manifest import _end, checksum
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import CBFFilter, CounterFilter, EmbeddingVariableOption
-from torchsparse_rec.variable._manifest import _end, checksum
-from torchsparse_rec.variable.checkpoint import CheckpointError, CheckpointStore
 
 torch_files = pytest.importorskip("safetensors.torch")
 

@@ -14,10 +14,10 @@ from forks import forked, needs_fork
 from variable.cases import on_disk
 
 from torchsparse_rec._lock import release_lock, take_lock
+from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import EmbeddingVariableOption
 from torchsparse_rec.variable._scratch import ROWS
-from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 PRECIOUS = "precious data of the user\n"
 

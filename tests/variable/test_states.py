@@ -17,9 +17,9 @@ from torch.nn.utils import prune
 from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import optim
+from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.nn import EmbeddingVariable
 from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, rows
-from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 # ---- States ----------------------------------------------------------------------------------------------------------
 

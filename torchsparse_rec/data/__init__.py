@@ -6,7 +6,7 @@ from .criteo import write_criteo as write_criteo
 from .csv import read_csv as read_csv
 from .csv import write_csv as write_csv
 from .device import DeviceLoader as DeviceLoader
-from .files import DataError as DataError
+from .errors import DataError as DataError
 from .movielens import read_movielens as read_movielens
 from .movielens import write_movielens as write_movielens
 from .parquet import read_parquet as read_parquet

@@ -1,4 +1,4 @@
-"""The command ``python -m torchsparse_rec.data``: converts files of training data, and says what is in one."""
+"""The command ``python -m torchsparse_rec.data``: converts files of training data, and prints what a file contains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._interrupt import run_command
 from ._arrow import arrow
 from ._progress import progress_bar
 from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
-from .files import DataError
+from .errors import DataError
 from .prebatched import PrebatchedDataset
 
 
@@ -23,7 +23,7 @@ def parse_columns(text: str) -> tuple[list[str], dict[str, Any]]:
     Parse ``label:int64,seen:int64[],topics:int64[10],city`` into all names, and types by name where one is given.
 
     Raises:
-        ValueError: a type that Arrow does not know, a name that is empty or occurs twice.
+        ValueError: an unknown Arrow type, a name that is empty or occurs twice.
 
     Example:
         >>> parse_columns("label:int64,topics:int64[10],city")
@@ -125,7 +125,7 @@ def _print_columns(schema: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, or 1 after one line that says what is wrong."""
+    """Run a command and return its exit code: 0, or 1 after one line with the error."""
     given = make_parser().parse_args(arguments)
     try:
         (run_convert if given.command == "convert" else run_info)(given)

@@ -1,4 +1,4 @@
-"""Check the arguments of PrebatchedDataset; a ValueError names the argument, its value and what was expected."""
+"""Check the arguments of PrebatchedDataset; a ValueError names the argument, its value and the expected one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """
     Return a rank and the number of ranks, after checking them.
 
-    If they are None, return those of ``torch.distributed`` if it is initialised, else 0 and 1.
+    If they are None, return the ones of ``torch.distributed`` if it is initialised, else 0 and 1.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"PrebatchedDataset: rank and world_size must be given together, got {rank} and {world_size}")

@@ -1,4 +1,4 @@
-"""The order in which an epoch gives the rows of stored batches, computed from the batches' numbers of rows alone."""
+"""The order in which an epoch gives the rows of stored batches, computed only from the batches' numbers of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The purposes for which random numbers are drawn; each has a seed of its own, so that no draw repeats another's.
+# The purposes for which random numbers are drawn; each has its own seed, so that no draw repeats another's.
 _ORDER, _ROWS = 0, 1
 
 
@@ -27,9 +27,9 @@ class Epoch:
     """
     The batches of one epoch for one rank.
 
-    Stored batches, in their order or shuffled, form windows; rows are shuffled within a window, or not. The rows of
-    all windows, one after the other, are cut into batches: of ``batch_size`` rows, or of the sizes of the stored
-    batches. A rank takes a run of batches without gaps; all ranks take equally many.
+    Stored batches, in their order or shuffled, form windows; rows are shuffled within a window, or not. The rows of all
+    windows, joined in order, are cut into batches of ``batch_size`` rows, or of the stored batches' sizes. A rank takes
+    a run of batches without gaps; all ranks take equally many.
     """
 
     #: The number of rows of each stored batch, int64.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..ops import crc32c
-from .files import DataError
+from .errors import DataError
 
 FORMAT_KEY, VERSION_KEY = b"torchsparse_rec.format", b"torchsparse_rec.version"
 LAYOUT_KEY, SCHEMA_KEY = b"torchsparse_rec.layout", b"torchsparse_rec.schema"
@@ -25,7 +25,8 @@ CHECKSUMS_KEY, PARTS_KEY = b"crc32c", b"parts"
 #: The entry of a batch: the offset of its message, the bytes of its metadata and their checksum, the bytes of its
 #: data, and its number of rows.
 ENTRY = np.dtype([("offset", "<i8"), ("metadata", "<u4"), ("crc", "<u4"), ("body", "<i8"), ("rows", "<i8")])
-#: The end of the index: the checksum of the entries, that of all bytes after the index, and the number of entries.
+#: The end of the index: the checksum of the entries, the checksum of all bytes after the index, and the number of
+#: entries.
 TAIL = np.dtype([("entries_crc", "<u4"), ("footer_crc", "<u4"), ("count", "<i8"), ("magic", "S8")])
 _MAGIC = b"TSRINDEX"
 _ARROW_MAGIC = b"ARROW1"

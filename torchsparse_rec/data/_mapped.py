@@ -1,4 +1,4 @@
-"""Private mappings of parts of a file. They hold no file descriptors, of which a process may have only few."""
+"""Private mappings of parts of a file. They hold no file descriptors: a process may have only few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# Linux's MADV_POPULATE_READ, which Python has no name for: it maps all pages at once, in place of many page faults.
+# Linux's MADV_POPULATE_READ, which Python has no name for: it maps all pages at once, instead of by many page faults.
 _POPULATE_READ = 22
 _FAILED = ctypes.c_void_p(-1).value
 

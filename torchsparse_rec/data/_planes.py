@@ -3,9 +3,9 @@ The compressed layout of prebatched files: each buffer of a column is cut into b
 
 A column's buffers become parts. An array's parts are its validity (without elements if it has no nulls), the lengths of
 its lists or strings, and its values or its child's parts. A directory, a JSON object of three lists of integers,
-describes the parts of a batch's columns: ``columns`` has the number of parts of each column; ``parts`` three integers
-for each part, its kind, the bytes of an element and the number of elements; ``planes`` two for every byte of an element
-of every part that has elements, its codec and the number of stored bytes.
+describes the parts of a batch's columns. ``columns`` has the number of parts of each column. ``parts`` has three
+integers for each part: its kind, the bytes of an element and the number of elements. ``planes`` has two integers for
+every byte of an element of every part that has elements: its codec and the number of stored bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from ..ops import join_byte_planes_, to_byte_planes
 from ._arrow import arrow
 
-#: The codecs of a plane: its bytes as they are, a frame of zstd, the one byte that all its bytes equal, or the lowest
+#: The codecs of a plane: its bytes unchanged, a frame of zstd, the one byte that all its bytes equal, or the lowest
 #: bits of its bytes as join_byte_planes_ reads them.
 RAW, ZSTD, CONSTANT, PACKED = 0, 1, 2, 3
 #: The kinds of parts.
@@ -30,8 +30,8 @@ VALIDITY, LENGTHS, VALUES = 0, 1, 2
 
 # A block of a zstd frame takes 3 bytes or more and decodes to 128 KiB at most.
 _LARGEST_RATIO = 1 << 17
-# The decoded bytes that any batch may have, and those that it may have for each stored byte: a small file that claims
-# to hold gigabytes is damaged.
+# The decoded bytes that any batch may have, and the further ones for each stored byte: a small file that claims to hold
+# gigabytes is damaged.
 _MOST_FREE, _MOST_EACH = 1 << 28, 1 << 10
 # The most bytes of scratch memory that a thread keeps under each name.
 _MOST_SCRATCH = 1 << 24
@@ -174,7 +174,7 @@ class _Recycled:
     def __init__(self, most: int) -> None:
         self._most = most
         self._free: list[np.ndarray] = []
-        # Nobody waits for the lock: garbage collection may run in a thread that holds it, and in a forked process a
+        # No code waits for the lock. Garbage collection may run in a thread that holds it, and in a forked process a
         # thread that no longer exists may hold it. Where it is taken, memory is allocated anew, or freed.
         self._lock = threading.Lock()
 

@@ -12,13 +12,14 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import torch
 
+from ..files import PathLike
 from ..ops import crc32c
 from ..typing import Verify
 from . import _index
 from ._arrow import arrow
 from ._mapped import mapped, populate
 from ._planes import Decoder, most_bytes, scratch
-from .files import DataError, PathLike
+from .errors import DataError
 
 VERIFY = get_args(Verify)
 # The errors that reading damaged metadata may raise, beside Arrow's own.
@@ -33,8 +34,8 @@ class PrebatchedFile:
     Args:
         path: the file's name.
         columns: the names of the columns to read, in this order. Default None: all.
-        verify: when checksums of data are compared: ``"first"``, the first time a batch is read, ``"always"`` or
-            ``"never"``. Checksums of metadata are compared the first time a batch is read, whatever ``verify`` says.
+        verify: the reads that compare checksums of data: ``"first"``, the first one of each batch, ``"always"`` or
+            ``"never"``. Checksums of metadata are compared the first time a batch is read, whatever ``verify`` is.
 
     Raises:
         DataError: the file is not a prebatched one, or its metadata is damaged.
@@ -111,7 +112,7 @@ class PrebatchedFile:
 
     def _identity(self) -> tuple[int, int]:
         """
-        Return the size and the index's checksum, which tell the file from others.
+        Return the size and the index's checksum, by which the file differs from others.
 
         The index has the checksums of the batches' metadata, and these have the checksums of the data.
         """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 import torch
 
+from ..files import PathLike, whole_file
 from ..ops import crc32c
 from . import _index
 from ._arrow import arrow
@@ -20,7 +21,6 @@ from ._prebatched_file import PrebatchedFile
 from ._progress import progress_bar
 from ._rows import check_names
 from ._types import cast_stored, narrowest, stored_type, wider
-from .files import PathLike, whole_file
 from .tensors import to_record_batch
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ def write_prebatched(
 
     Args:
         path: the name of the file.
-        batches: at least one batch, all with the columns of the first: record batches, or mappings as for
+        batches: the batches, at least one, all with the columns of the first: record batches, or mappings as for
             :func:`to_record_batch`.
         compression: None (default), for files that are mapped into memory; or ``"zstd"``, for smaller files that are
-            decoded: each buffer is cut into byte planes, and each plane stored as it is, as the few bits that its bytes
-            need, or as zstd compresses it.
+            decoded: each buffer is cut into byte planes, and each plane stored unchanged, as the few bits that its
+            bytes need, or compressed by zstd.
         level: zstd's compression level. Default None: pyarrow's default.
-        min_saving: the share of a plane's bytes, from 0 to 1, that packing into few bits must save over the plane as
-            it is, and zstd over the smaller of these two, to be used. Default 0.125; 0 makes the smallest files.
-        narrow: store integers in the narrowest of int8, int16, int32, int64 (uint64 for larger values) that holds a
-            column's values in the whole file. Where later batches need wider types, the whole file is written again in
-            the end, and until then a copy lies beside it. Default True. False: keep the types, which must then be the
+        min_saving: the share of a plane's bytes, from 0 to 1, that a codec must save to be used: packing into few bits
+            over the unchanged plane, zstd over the smaller of these two. Default 0.125; 0 makes the smallest files.
+        narrow: whether to store integers in the narrowest of int8, int16, int32, int64 (uint64 for larger values) that
+            holds a column's values in the whole file. Where later batches need wider types, the whole file is written
+            again in the end, and until then a copy lies beside it. Default True. False: the types stay, and must be the
             same in all batches.
         progress: whether to show a progress bar, by tqdm. Default None: if tqdm is installed and stderr is a terminal.
 

@@ -14,7 +14,7 @@ def progress_bar(items: Iterable[ItemT], title: str, unit: str, show: bool | Non
     Return an iterator over items that shows a progress bar while they are consumed.
 
     Args:
-        items: any iterable; if it has a length, the bar says how long the rest will take.
+        items: any iterable; if it has a length, the bar shows how long the rest will take.
         title: the text before the bar.
         unit: the name of one item.
         show: True: always show a bar, by tqdm. False: never. None (default): if tqdm is installed and stderr is a

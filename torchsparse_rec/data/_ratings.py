@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ._text import whole_lines
-from .files import DataError
+from .errors import DataError
 
 # The number of bytes parsed at once.
 _CHUNK = 1 << 23
@@ -72,7 +72,7 @@ def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.nd
     Yield the fields of a rating file's lines, in blocks of some 8 MiB of text.
 
     Args:
-        stream, name, layout: as for :func:`read_ratings`.
+        stream, name, layout: the arguments of :func:`read_ratings`.
 
     Yields:
         int64 ``[4, N]``: users, items, Unix times in seconds, and thousandths of ratings.
@@ -110,8 +110,8 @@ class _Times:
     """
     The range of a file's timestamps, to detect a file that was cut within its last one and still ends in a valid line.
 
-    The last timestamp counts as cut if it is below all others, and some longer number that begins with its digits lies
-    between half the least of them and twice the greatest.
+    The last timestamp counts as cut if two things hold. It is below all others, and some longer number that begins with
+    its digits lies between half the least and twice the greatest of them.
     """
 
     def __init__(self) -> None:

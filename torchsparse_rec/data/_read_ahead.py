@@ -1,4 +1,4 @@
-"""Let threads decode stored batches before they are asked for."""
+"""Threads that decode stored batches before they are asked for."""
 
 from __future__ import annotations
 

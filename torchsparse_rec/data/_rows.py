@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..files import PathLike
 from ._arrow import arrow
-from .files import DataError, PathLike
+from .errors import DataError
 
 #: The default number of rows of a batch.
 BATCH_SIZE = 65536

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ..files import PathLike
 from ._arrow import arrow
-from .files import DataError, PathLike
+from .errors import DataError
 
 #: The number of bytes read at once.
 BLOCK = 1 << 24
@@ -20,7 +21,7 @@ _PART = 1 << 20
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
-#: The first bytes of files that are no text in ASCII or UTF-8, and what they are.
+#: The first bytes of files that are no text in ASCII or UTF-8, and the names of their formats.
 _OTHERS = {
     b"\x1f\x8b": "compressed by gzip: its name must end in .gz",
     b"\x28\xb5\x2f\xfd": "compressed by zstd: its name must end in .zst",
@@ -41,14 +42,14 @@ def line_error(path: PathLike, line: int, problem: str) -> DataError:
 
 
 def plain_suffix(path: PathLike) -> str:
-    """Return the suffix of a file's name that tells the format, without that of a compression."""
+    """Return the suffix of a file's name that names the format, without a compression's suffix."""
     name = os.fspath(path)
     stem, suffix = os.path.splitext(name)
     return os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix
 
 
 def open_text(path: PathLike) -> Any:
-    """Open a text file for reading bytes; ``.gz``, ``.bz2`` and ``.zst`` are decompressed as they are read."""
+    """Open a text file for reading bytes; ``.gz``, ``.bz2`` and ``.zst`` are decompressed in reading."""
     pa = arrow("a text format")
     kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
     return pa.input_stream(os.fspath(path), compression=kind)
@@ -119,7 +120,7 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
 
 
 def _check_text(path: PathLike, first: bytes) -> None:
-    """Raise ``DataError`` if a file's first bytes are those of a compressed file, or of text that is not UTF-8."""
+    """Raise ``DataError`` if a file begins like a compressed file, or like text that is not UTF-8."""
     kind = next((kind for magic, kind in _OTHERS.items() if first.startswith(magic)), None)
     if first.startswith(b"BZh") and first[4:10] != b"1AY&SY":  # as of a column named BZh
         kind = None

@@ -24,8 +24,8 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
     Yield the items of an iterator; a thread takes each one while the one before is in use.
 
     The thread begins when the first item is asked for. While one item waits, another is being made: no more are in
-    memory. An error of ``items`` is raised in its turn. Once this iterator is closed, or nobody holds it, the thread
-    closes ``items`` and ends.
+    memory. An error of ``items`` is raised in its turn. Once this iterator is closed or deleted, the thread closes
+    ``items`` and ends.
 
     Args:
         items: the iterator; if it is a generator, its code runs in the thread, on one core.
@@ -68,9 +68,9 @@ def mapped(function: Callable[[T], R], items: Iterator[T], threads: int) -> Iter
     """
     Yield a function's result for each item, in order; several threads call it, each computing on one core.
 
-    On one core, no operator has to synchronise threads, where waiting for a busy core would cost more than the work. As
-    many calls as there are threads begin before their results are asked for. An error of ``items`` or of the function
-    is raised in its turn.
+    On one core, no operator synchronises threads: waiting for a busy core would cost more than the work. As many calls
+    as there are threads begin before their results are asked for. An error of ``items`` or of the function is raised in
+    its turn.
 
     Args:
         function: the function, which any of the threads may call.
@@ -112,7 +112,7 @@ def mapped(function: Callable[[T], R], items: Iterator[T], threads: int) -> Iter
 
 
 def _compute_on_one_core() -> None:
-    """Let the operators that this thread calls use one core."""
+    """Make the operators that this thread calls use one core."""
     torch.get_num_threads()  # a thread's first call of it would undo an earlier set_num_threads
     torch.set_num_threads(1)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from .files import DataError, PathLike
+from ..files import PathLike
+from .errors import DataError
 
 #: The number of bytes that frame a record's data.
 FRAME = 16
@@ -179,8 +180,8 @@ def blocks(path: PathLike, compression: str | None, verify: bool, chunk: int) ->
     """
     Yield the records of a file, in blocks of about ``chunk`` bytes, or of one record if it is longer.
 
-    The good records before a damaged one are yielded before its error is raised; if compressed data are damaged or cut
-    off, the records of the blocks before are.
+    The good records before a damaged one are yielded before its error is raised. If compressed data are damaged or cut
+    off, the records of the blocks before are yielded.
 
     Raises:
         DataError: a record whose checksum is wrong or that is cut off, or damaged compressed data.

@@ -57,7 +57,7 @@ def _check_whole(name: str, array: Any) -> None:
 
 
 def _row_offsets(array: Any, present: Tensor | None) -> Tensor:
-    """Return the offsets of the rows' values among all values, those of null rows left out, int64 ``[rows + 1]``."""
+    """Return the offsets of the rows' values among all values, without null rows' values, int64 ``[rows + 1]``."""
     offsets = _integers(array.offsets.cast(arrow("TFRecord").int64()))
     lengths = offsets[1:] - offsets[:-1]
     if present is not None:
@@ -106,7 +106,7 @@ def _cast(name: str, array: Any, kind: Any) -> Any:
 
 
 def _check_rounded(name: str, doubles: Any, floats: Any) -> None:
-    """Raise ``ValueError`` for a double of which float32 does not hold the whole part, or nothing at all."""
+    """Raise ``ValueError`` for a double whose whole part float32 does not hold, or that it does not hold at all."""
     compute = arrow("TFRecord").compute
     made = floats.cast(doubles.type)
     lost = compute.or_(compute.greater_equal(compute.abs(doubles), 2.0**24), compute.equal(made, 0.0))

@@ -89,7 +89,7 @@ class VarLenFeature:
     A feature with any number of values in a row, none if it is absent, like ``tf.io.VarLenFeature``: a column of lists.
 
     Args:
-        dtype: as for :class:`FixedLenFeature`.
+        dtype: the argument of :class:`FixedLenFeature`.
 
     Raises:
         ValueError: another dtype.

@@ -139,7 +139,7 @@ def infer_prebatched(record: dict[str, tuple[str, int]]) -> dict[str, Feature]:
     """
     Return the features of a record that holds a batch.
 
-    Its number of rows is that of its row lengths or, if it has none, the greatest common divisor of all counts.
+    Its number of rows is its number of row lengths or, without them, the greatest common divisor of all counts.
     """
     lists = {name.removesuffix(ROW_LENGTHS) for name in record if name.endswith(ROW_LENGTHS)} & set(record)
     lengths = [record[name + ROW_LENGTHS][1] for name in lists]

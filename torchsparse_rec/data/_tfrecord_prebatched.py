@@ -1,11 +1,10 @@
 """
-Records that hold a whole batch each: one Example, in which each feature has the values of all rows.
+Records that hold a whole batch each: one Example, whose features have the values of all rows.
 
 A feature of k values in every row has rows * k values, row after row: ``tf.io.FixedLenFeature([rows, k], ...)`` reads
-it. A feature with any number of values in a row has the values of all rows, and beside it the feature
-``<name>/row_lengths``, int64, has the number of values of each row:
-``tf.io.RaggedFeature(dtype, value_key=name, partitions=[tf.io.RaggedFeature.RowLengths(f"{name}/row_lengths")])`` reads
-both.
+it. A feature with any number of values in a row has the values of all rows. Beside it, the feature
+``<name>/row_lengths``, int64, has the number of values of each row: ``tf.io.RaggedFeature(dtype, value_key=name,
+partitions=[tf.io.RaggedFeature.RowLengths(f"{name}/row_lengths")])`` reads both.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _count(values: ExampleValues) -> int:
 
 
 def _rows_of(name: str, feature: Feature, whole: Mapping[str, ExampleValues]) -> int | None:
-    """Return the number of rows that a feature has values for, or None if the feature does not tell."""
+    """Return the number of rows that a feature has values for, or None if the feature does not determine it."""
     if isinstance(feature, VarLenFeature):
         lengths = whole[name + ROW_LENGTHS]
         if not _is_present(lengths):
@@ -141,7 +140,7 @@ def as_one_record(
     columns: Mapping[str, ExampleColumn], values: Mapping[str, ExampleValues]
 ) -> tuple[dict[str, ExampleColumn], dict[str, ExampleValues]]:
     """
-    Join the columns of a batch into those of one record that holds it: the inverse of :func:`by_rows`.
+    Join the columns of a batch into the columns of one record that holds it: the inverse of :func:`by_rows`.
 
     Raises:
         ValueError: nulls, which such a record cannot hold (a null list becomes an empty one), or a column with the name

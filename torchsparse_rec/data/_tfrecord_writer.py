@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
+from ..files import PathLike, whole_file
 from ..typing import RecordCompression
 from ._arrow import arrow
 from ._tfrecord_columns import example_columns
 from ._tfrecord_prebatched import as_one_record
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,8 +29,8 @@ class TFRecordWriter:
     a feature may have any number of values. A double is rounded to float32; it is refused if float32 makes infinity or
     0 of it, or another number from 2^24 on.
 
-    With ``prebatched`` a record holds a whole batch, which takes less space and is read several times as fast: each
-    feature has the values of all rows, so that ``tf.io.FixedLenFeature([rows, k], ...)`` reads it; a column of lists
+    With ``prebatched`` a record holds a whole batch, which takes less space and is read several times as fast. Each
+    feature has the values of all rows, so that ``tf.io.FixedLenFeature([rows, k], ...)`` reads it. A column of lists
     also has a feature ``<name>/row_lengths``, for ``tf.io.RaggedFeature``.
 
     Args:
@@ -78,8 +78,9 @@ class TFRecordWriter:
 
         Raises:
             TypeError: ``batch`` is not a ``pyarrow.RecordBatch``.
-            ValueError: a type that no Example can hold, an integer beyond int64, a double that float32 does not hold, a
-                null within a list; a null in a record that holds a batch; a record of 2 GiB or more; a closed writer.
+            ValueError: a type that no Example can hold, an integer beyond int64, or a double that float32 does not
+                hold. Also a null within a list or in a record that holds a batch, a record of 2 GiB or more, and a
+                closed writer.
             OSError: a full disk.
         """
         pa = arrow("TFRecordWriter")
@@ -147,7 +148,7 @@ def write_tfrecord(
     Write record batches as a TFRecord file: :class:`TFRecordWriter` as a function.
 
     Args:
-        path, compression, prebatched: as for :class:`TFRecordWriter`.
+        path, compression, prebatched: the arguments of :class:`TFRecordWriter`.
         batches: record batches of one schema.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Arrow types of columns: those that a prebatched file can hold, and the narrowest that holds a column's integers."""
+"""Arrow types of columns: the ones that a prebatched file can hold, and the narrowest one for a column's integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def leaf(kind: Any) -> Any:
 
 
 def nullable(kind: Any) -> Any:
-    """Return a type with the default names of list items, all of which may be null."""
+    """Return a type with the default names of list items; all items may be null."""
     return with_leaf(kind, leaf(kind))
 
 
@@ -54,7 +54,7 @@ def is_integer(kind: Any) -> bool:
 
 def stored_type(name: str, kind: Any) -> Any:
     """
-    Return the type in which a prebatched file stores a column: that of a dictionary's values, lists with default names.
+    Return the type in which a prebatched file stores a column: a dictionary's values, lists with default names.
 
     Raises:
         ValueError: a type that a prebatched file cannot hold.
@@ -122,7 +122,7 @@ def wider(first: Any, second: Any) -> Any:
     """
     Return the type that holds the integers of two types, or None if they differ in more than the width of integers.
 
-    Types are those of :func:`stored_type`. An unsigned type below 64 bits counts as the signed one of twice its bits.
+    The types come from :func:`stored_type`. An unsigned type below 64 bits counts as the signed one of twice its bits.
     """
     pa = arrow("a column")
     if first == second:

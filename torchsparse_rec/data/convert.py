@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..files import PathLike
 from ..typing import FileFormat, RecordCompression
 from ._arrow import arrow
 from ._progress import progress_bar
@@ -18,7 +19,6 @@ from ._text import COMPRESSIONS, plain_suffix
 from ._types import leaf
 from .criteo import read_criteo, write_criteo
 from .csv import read_csv, write_csv
-from .files import PathLike
 from .movielens import read_movielens, write_movielens
 from .parquet import read_parquet, write_parquet
 from .prebatched import read_prebatched, write_prebatched
@@ -40,7 +40,7 @@ class Options:
     compression: str | None = None
 
     def all_have_types(self) -> bool:
-        """Say whether the columns are named and all have types, so that none has to be inferred."""
+        """Say whether the columns are named and all have types, so that no type must be inferred."""
         return self.columns is not None and all(name in self.types for name in self.columns)
 
 
@@ -155,7 +155,7 @@ def format_of(path: PathLike, name: str | None = None) -> str:
     Return the name of a file's format.
 
     Args:
-        path: the file, whose suffix tells the format; the suffix of a compression may follow it.
+        path: the file, whose suffix names the format; the suffix of a compression may follow it.
         name: the format, if it is known.
 
     Raises:
@@ -222,15 +222,16 @@ def convert(
     One batch at a time is in memory (for Parquet one row group). The target bears its name only once it is complete.
 
     Args:
-        sources: a file, or several with the same columns that are read one after the other.
+        sources: a file, or several with the same columns that are read in order.
         target: the file to be written.
-        source_format, target_format: one of :data:`FORMATS`. Default None: by the suffix. TFRecord files whose records
-            are batches are ``"tfrecord-prebatched"``, which has no suffix.
-        batch_size: rows of a batch, which matters to prebatched files. Default 16,384.
+        source_format, target_format: the formats, each one of :data:`FORMATS`. Default None: by the suffix. TFRecord
+            files whose records are batches are ``"tfrecord-prebatched"``, which has no suffix.
+        batch_size: rows of a batch, for prebatched files. Default 16,384.
         columns: the names of the columns to convert, in this order. Default None: all.
         types: Arrow's types by column name, for the formats that do not store types: CSV and TFRecord.
-        compression: for a prebatched file None or ``"zstd"``; for Parquet any that it has, by default ``"zstd"``. Text
-            formats are compressed if the target ends in ``.gz``, ``.bz2`` or ``.zst``, TFRecord if it ends in ``.gz``.
+        compression: the compression of the target: None or ``"zstd"`` for a prebatched file; any that Parquet has, by
+            default ``"zstd"``, for a Parquet file. Text formats are compressed if the target ends in ``.gz``, ``.bz2``
+            or ``.zst``, TFRecord if it ends in ``.gz``.
         prebatched_records: whether a record of a TFRecord target is a batch. Default False: a row.
         progress: whether to show a progress bar. Default None: if tqdm is installed and stderr is a terminal.
 

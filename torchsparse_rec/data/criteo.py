@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
 from ._text import blocks, check_texts, parse_block, part_size, reader_of, with_names, write_text
 from ._types import is_number, is_text
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,15 +33,15 @@ def read_criteo(
     r"""
     Read files of Kaggle's Display Advertising Challenge, or of Criteo's Terabyte logs, which look the same.
 
-    An empty field is a null, and so are the last fields of a line that ends before them. The last line need not end
-    in a newline. Files named ``.gz``, ``.bz2`` and ``.zst`` are decompressed as they are read.
+    Empty fields are nulls, as are the last fields of a line that ends before them. The last line need not end in a
+    newline. Files named ``.gz``, ``.bz2`` and ``.zst`` are decompressed in reading.
 
     Args:
-        paths: a file, or several that are read one after the other.
+        paths: a file, or several that are read in order.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
         columns: the columns to yield, in this order, of ``label``, ``I1`` to ``I13`` and ``C1`` to ``C26``. Default
             None: all.
-        label: whether lines begin with a label; those of the test set do not. Default True.
+        label: whether lines begin with a label; lines of the test set do not. Default True.
 
     Yields:
         ``pyarrow.RecordBatch``: ``label`` int8, 0 or 1; the integers int64; the categories strings, as in the file.
@@ -49,7 +49,7 @@ def read_criteo(
     Raises:
         ImportError: without pyarrow.
         ValueError: an unknown column.
-        DataError: a malformed line, with its number: too many fields, no label, text in place of an integer.
+        DataError: a malformed line, with its number: too many fields, no label, text instead of an integer.
         OSError: a file that cannot be opened.
 
     Source: https://www.kaggle.com/c/criteo-display-ad-challenge/data
@@ -139,8 +139,8 @@ def write_criteo(path: PathLike, batches: Iterable[pyarrow.RecordBatch]) -> int:
 
     Raises:
         ImportError: without pyarrow.
-        ValueError: other columns, a label that is neither 0 nor 1, a number that is not whole or beyond int64, a
-            string that is empty or has a tab, a quote or a line end in it.
+        ValueError: other columns, a label that is neither 0 nor 1, or a number that is not whole or beyond int64. Also
+            a string that is empty or contains a tab, a quote or a line end.
         OSError: the file cannot be written.
 
     Example:

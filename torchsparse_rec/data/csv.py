@@ -1,4 +1,4 @@
-"""CSV files with a header, in which lists are text with bars between their items."""
+"""CSV files with a header; lists are text with bars between their items."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
 from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, with_names, write_text
 from ._types import is_number, is_text, leaf, with_leaf
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,13 +44,13 @@ def read_csv(
     Read CSV files whose first line names the columns.
 
     An empty field is a null, ``""`` an empty string. Types that are not given are inferred from the first 16 MiB:
-    int64, float64, booleans or strings; a later value that does not fit its column's type is an error. A column with a
+    int64, float64, booleans or strings. A later value that does not fit its column's type is an error. A column with a
     quoted value, or with one such as ``007`` or ``0x1F``, holds strings. A quoted value must not hold a line end. An
     empty line is skipped, except in a file of one column, where it is a null.
 
     Args:
         paths: a file, or several with the same columns, in any order; ``.gz``, ``.bz2`` and ``.zst`` are decompressed
-            as they are read.
+            in reading.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
         columns: the names of the columns to yield, in this order. Default None: all.
         types: a mapping from column names to Arrow's types. Lists and fixed-size lists of numbers or strings are read
@@ -63,10 +63,10 @@ def read_csv(
     Raises:
         ImportError: without pyarrow.
         ValueError: a delimiter of several characters.
-        DataError: a malformed line, with its number, or one of more than 64 MiB; a header of more than 262,144 names; a
-            quote that is not closed on its line; an unknown column; a file with other columns than the first; a number
-            beyond the range of its float type. In a column without a given type: an integer beyond int64, one that
-            float64 would round, or a late ``007`` or ``0x1F``.
+        DataError: a malformed line, with its number; a line of more than 64 MiB; a header of more than 262,144 names.
+            Also a quote that is not closed on its line, an unknown column, and a file with other columns than the
+            first. Also a number beyond the range of its float type. In a column without a given type: an integer beyond
+            int64, one that float64 would round, or a late ``007`` or ``0x1F``.
         OSError: a file that cannot be opened.
 
     Example:
@@ -92,7 +92,7 @@ def _check_delimiter(function: str, delimiter: str) -> None:
 
 
 class _Reader:
-    """Reads files one after the other; the first file's columns and types hold for all."""
+    """Reads files in order; the first file's columns and types hold for all."""
 
     def __init__(self, types: dict[str, Any], columns: Sequence[str] | None, delimiter: str) -> None:
         from pyarrow import csv
@@ -188,7 +188,7 @@ class _Reader:
         )
 
     def _check_inferred(self, name: str, text: Any, column: Any) -> None:
-        """Raise ``ValueError`` for a field of which the inferred type of its column makes another number."""
+        """Raise ``ValueError`` for a field that the inferred type of its column turns into another number."""
         compute, floats = self.pa.compute, self.pa.types.is_floating(column.type)
         found = text.filter(compute.match_substring_regex(text, _ODD if floats else f"{_ODD}|{_MINUS_ZERO}"))
         if len(found):
@@ -211,7 +211,7 @@ class _Reader:
                 )
 
     def _parse(self, names: list[str], block: bytes, types: Mapping[str, Any], chosen: list[str] | None = None) -> Any:
-        """Return a block, or chosen columns, as a table as pyarrow parses it, in which lists are still strings."""
+        """Return a block, or chosen columns, as the table that pyarrow parses: its lists are still strings."""
         kinds = {**self.types, **types}
         text = {name: self.pa.string() if kind != leaf(kind) else kind for name, kind in kinds.items()}
         # If there is one column only, an empty line is a null.
@@ -306,7 +306,7 @@ def _may_be_odd(block: bytes, delimiter: str) -> bool:
     data = np.frombuffer(b"\n\n" + block, np.uint8)
     before, zero, after = data[1:-2], data[2:-1], data[3:]
     border, lead = _bytes_table(delimiter.encode() + b"\n"), _bytes_table(b' \t+-"')
-    # Zeros that begin a number, and are not that of 0.5: few are left to be looked up in tables.
+    # Zeros that begin a number, and are not the zero of 0.5: few are left to be looked up in tables.
     begins = (zero == ord("0")) & (before - np.uint8(ord("0")) > 9) & (before != ord(".")) & (after != ord("."))
     places = np.flatnonzero(begins)
     places = places[border[before[places]] | (lead[before[places]] & (border | lead)[data[places]])]
@@ -315,7 +315,7 @@ def _may_be_odd(block: bytes, delimiter: str) -> bool:
 
 
 def _bytes_table(these: bytes) -> np.ndarray:
-    """Return a table that says of each byte whether it is one of these."""
+    """Return a table with True for each of these bytes."""
     table = np.zeros(256, bool)
     table[list(these)] = True
     return table
@@ -328,9 +328,9 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
     Args:
         path: the file, which bears its name only once it is complete; compressed if its name ends in ``.gz``, ``.bz2``
             or ``.zst``.
-        batches: at least one batch, all with the columns of the first: numbers, booleans, strings, binaries that are
-            UTF-8, and lists of them without nulls among the items. A list of one empty string would be read back as an
-            empty list, and is an error.
+        batches: the batches, at least one, all with the columns of the first. Columns are numbers, booleans, strings,
+            binaries that are UTF-8, and lists of them without nulls among the items. A list of one empty string would
+            be read back as an empty list, and is an error.
         delimiter: one ASCII character. Default ``","``.
 
     Returns:

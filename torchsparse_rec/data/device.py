@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._torch import pytree
 
-# What the thread hands over: a batch, with the copies' event and the loader's state; an error; or the end.
+# An item that the thread hands over: a batch, with the copies' event and the loader's state; an error; or the end.
 _BATCH, _ERROR, _END = "batch", "error", "end"
 # Seconds that an abandoned iteration waits for the batch that its thread is taking.
 _PATIENCE = 0.5
@@ -28,8 +28,8 @@ class DeviceLoader:
     A loader whose batches are prepared, and copied to a device, while the previous ones are in use.
 
     A thread takes batches from the loader and keeps up to ``depth`` of them ready. For CUDA it copies tensors to
-    page-locked memory (unless they are there) and from there to the device, on a stream of its own; the consumer's
-    stream waits for the copies, its thread does not. On the CPU batches pass as they are.
+    page-locked memory (unless they are there) and from there to the device, on its own stream. The consumer's stream
+    waits for the copies; its thread does not. On the CPU batches pass unchanged.
 
     Each iteration begins the loader anew. An error of the loader is raised in its turn, after the batches before it.
     If the iteration is abandoned, by Ctrl-C for example, or the interpreter exits, the thread ends after the batch that
@@ -40,7 +40,7 @@ class DeviceLoader:
     Args:
         loader: an iterable of batches: tensors, :class:`~torchsparse_rec.JaggedTensor`,
             :class:`~torchsparse_rec.KeyedJaggedTensor`, other objects with ``to`` and ``pin_memory``, and dicts, lists
-            and tuples of them. Other leaves, such as pyarrow arrays, pass as they are.
+            and tuples of them. Other leaves, such as pyarrow arrays, pass unchanged.
         device: the device to which batches are copied.
         depth: the number of batches that are kept ready, at least 1. Default 2.
 
@@ -73,11 +73,11 @@ class DeviceLoader:
 
     def state_dict(self) -> Any:
         """
-        Return the loader's ``state_dict()`` as it was after the batch that was handed out last.
+        Return the loader's ``state_dict()`` after the batch that was handed out last.
 
         The loader itself is ahead of the consumer. For a ``DataLoader`` over a
-        :class:`~torchsparse_rec.data.PrebatchedDataset`, the state is that of the dataset after the batches that were
-        handed out.
+        :class:`~torchsparse_rec.data.PrebatchedDataset`, the state is the dataset's after the batches that were handed
+        out.
 
         Raises:
             TypeError: neither the loader nor its dataset has ``state_dict``.
@@ -85,7 +85,7 @@ class DeviceLoader:
         return self._owner("state_dict").state_dict() if self._state is None else self._state
 
     def load_state_dict(self, state: Any) -> None:
-        """Let the next iteration go on where :meth:`state_dict` was taken."""
+        """Make the next iteration go on where :meth:`state_dict` was taken."""
         self._owner("load_state_dict").load_state_dict(state)
         self._state = None
 
@@ -118,7 +118,7 @@ class DeviceLoader:
         self._wait_for_given_up()
         states = self._states()
         batches = iter(self.loader)
-        # The state before the first batch of this iteration: an old one may be that of the last iteration's end.
+        # The state before the first batch of this iteration: an old state may be from the last iteration's end.
         self._state = states(0)
         prepare = _CudaCopies(self.device) if self.device.type == "cuda" else _copy_to(self.device)
         return self._iterate(_Producer(batches, states, prepare, self.depth))
@@ -146,7 +146,7 @@ class DeviceLoader:
 
 class _Producer:
     """
-    A thread that takes, prepares and hands over batches until the loader ends or fails, or the thread is told to end.
+    A thread that takes, prepares and hands over batches until the loader ends or fails, or the thread is stopped.
 
     Args:
         batches: the loader's batches.
@@ -195,14 +195,14 @@ class _Producer:
         return True
 
 
-#: The producers that have not ended, such as that of an iterator that is alive at exit.
+#: The producers that have not ended, such as the producer of an iterator that is alive at exit.
 _RUNNING: set[_Producer] = set()
 
 
 @atexit.register
 def _end_all() -> None:
     """End all threads before the interpreter exits: if it ended one within torch or Arrow, the process would crash."""
-    # After Ctrl-C somebody waits for the process to end, and its exit status is that of a failure anyway.
+    # After Ctrl-C somebody waits for the process to end, and its exit status is a failure anyway.
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for producer in list(_RUNNING):
         producer.end(_PATIENCE if interrupted else math.inf)
@@ -235,14 +235,14 @@ def _produce(
 
 
 def _copy_to(device: torch.device) -> Callable[[Any], tuple[Any, Any]]:
-    """Return a function that copies batches to a device without a stream of its own; for the CPU, it copies nothing."""
+    """Return a function that copies batches to a device without its own stream; for the CPU, it copies nothing."""
     if device.type == "cpu":
         return lambda batch: (batch, None)
     return lambda batch: (_map(lambda x: x.to(device), batch), None)
 
 
 class _CudaCopies:
-    """Copies batches to a CUDA device, through page-locked memory and on a stream of its own."""
+    """Copies batches to a CUDA device, through page-locked memory and on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -264,7 +264,7 @@ def _pinned(x: Any) -> Any:
 
 
 def _wait(batch: Any, event: Any, device: torch.device) -> None:
-    """Let the current stream wait for a batch's copies, and tell the allocator that the stream uses them."""
+    """Make the current stream wait for a batch's copies, and tell the allocator that the stream uses them."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
     _map(lambda x: x.record_stream(current) if hasattr(x, "record_stream") else None, batch)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..files import PathLike, whole_file
 from ..typing import RatingsLayout
 from ._arrow import arrow
 from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
@@ -14,7 +15,6 @@ from ._ratings import read_ratings as read_ratings
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
 from ._text import check_texts, open_text, plain_suffix, write_text
 from ._types import is_number
-from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,8 +36,7 @@ def read_movielens(
     Read rating files: ``u.data`` of MovieLens 100K, ``ratings.dat`` of 1M and 10M, ``ratings.csv`` of 20M and later.
 
     Args:
-        paths: a file, or several that are read one after the other; ``.gz``, ``.bz2`` and ``.zst`` are decompressed as
-            they are read.
+        paths: a file, or several that are read in order; ``.gz``, ``.bz2`` and ``.zst`` are decompressed in reading.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
         columns: the columns to yield, in this order, of ``user``, ``item``, ``rating`` and ``timestamp``. Default None:
             all.
@@ -103,7 +102,7 @@ def write_movielens(
         path: the file, which bears its name only once it is complete.
         batches: record batches of at least one row together, with the columns ``user``, ``item``, ``rating`` and
             ``timestamp``, without nulls. Ratings must be whole numbers; in ``"ml-20m"`` they may have three decimals.
-        layout: as for :func:`read_movielens`. Default None: by the suffix.
+        layout: the argument of :func:`read_movielens`. Default None: by the suffix.
 
     Returns:
         The number of rows.
@@ -172,7 +171,7 @@ def _field(pa: Any, form: Layout, batch: Any, name: str, rows: int) -> Any:
 
 
 def _check_decimals(pa: Any, column: Any, rounded: Any, rows: int) -> None:
-    """Raise ``ValueError`` for a rating whose rounded value is another float32 than its own."""
+    """Raise ``ValueError`` for a rating that is another float32 once it is rounded."""
     expected, found = (values.cast(pa.float32(), safe=False) for values in (column, rounded))
     same = pa.compute.equal(expected, found)
     if not pa.compute.all(same, min_count=0).as_py():

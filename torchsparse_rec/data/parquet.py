@@ -7,17 +7,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched, repeated
 from ._types import nullable
-from .files import DataError, PathLike, whole_file
+from .errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
 # The longest string and list that the footer may hold: a damaged one may claim any length.
 _LARGEST_STRING, _LARGEST_LIST = 1 << 26, 1 << 22
-# What pyarrow says of files that may be whole, and that it cannot read.
+# Pyarrow's messages about files that may be whole, and that it cannot read.
 _LACKS = re.compile(r"not (yet )?(implemented|support)|unsupported|crypt", re.IGNORECASE)
 
 
@@ -31,12 +32,13 @@ def read_parquet(
     of its footer and of its pages' headers: damage there is an error only if the reader notices it.
 
     Args:
-        paths: a file, or several with the same columns that are read one after the other.
+        paths: a file, or several with the same columns that are read in order.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
         columns: the names of the columns to read, in this order. Default None: all.
 
     Yields:
-        ``pyarrow.RecordBatch``, with the types of the file; all columns may hold nulls, whatever the file says.
+        ``pyarrow.RecordBatch``, with the types of the file; all columns may hold nulls, also columns that the file
+        declares without.
 
     Raises:
         ImportError: without pyarrow.
@@ -100,13 +102,13 @@ def _open(path: PathLike, opened: Any) -> Any:
 
 
 def _error(path: PathLike, offset: int, part: str, error: Exception) -> DataError:
-    """Return the error for a part of a file that pyarrow did not read: only pyarrow's text tells why."""
+    """Return the error for a part of a file that pyarrow did not read: only pyarrow's text has the reason."""
     lacks = isinstance(error, arrow("read_parquet").ArrowNotImplementedError) or _LACKS.search(str(error))
     return DataError(path, offset, f"{part} {'cannot be read by pyarrow' if lacks else 'is damaged'}: {error}")
 
 
 def _schema(path: PathLike, file: Any) -> Any:
-    """Return the schema of a file, in which all columns may hold nulls."""
+    """Return the schema of a file, with nulls allowed in all columns."""
     pa, schema = arrow("read_parquet"), file.schema_arrow
     twice = repeated(schema.names)
     if twice is not None:
@@ -126,7 +128,7 @@ def _read_group(path: PathLike, file: Any, group: int, names: list[str], batch_s
 
 
 def _group_offset(file: Any, group: int) -> int:
-    """Return the byte at which a row group begins, or 0 if the footer does not tell."""
+    """Return the byte at which a row group begins, or 0 if the footer does not contain it."""
     try:
         found = file.metadata.row_group(group).column(0)
         return int(found.dictionary_page_offset or found.data_page_offset)
@@ -146,7 +148,7 @@ def write_parquet(
 
     Args:
         path: the file, which bears its name only once it is complete.
-        batches: at least one batch, all of one schema.
+        batches: the batches, at least one, all of one schema.
         compression: any compression that pyarrow has, or ``"none"``. Default ``"zstd"``.
         row_group_size: the most rows of a row group, which are held in memory. Default 1,048,576.
 

@@ -1,4 +1,4 @@
-"""Prebatched files: training batches as they are, mapped into memory or decoded, in any order and size."""
+"""Prebatched files: training batches as they were written, mapped into memory or decoded, in any order and size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..files import PathLike
 from ..typing import Verify
 from ._arguments import check_integer, check_place, check_state
 from ._arrow import arrow
@@ -19,10 +20,10 @@ from ._prebatched_writer import write_prebatched as write_prebatched
 from ._read_ahead import read_ahead
 from ._rows import check_columns, path_list
 from ._types import cast_stored, wider
-from .files import DataError, PathLike
+from .errors import DataError
 from .tensors import Fill, check_fill, check_integers, to_tensors
 
-# The most stored batches that are kept before they are joined: each is a mapping, of which Linux allows 65,530.
+# The most stored batches that are kept before they are joined: each is a mapping, and Linux allows 65,530.
 _MOST_KEPT = 1024
 
 __all__ = ["PrebatchedDataset", "read_prebatched", "write_prebatched"]
@@ -33,32 +34,31 @@ class PrebatchedDataset(IterableDataset):
     The batches of files that :func:`write_prebatched` wrote, as dictionaries of tensors (see :func:`to_tensors`).
 
     Uncompressed files are mapped into memory, and tensors lie in the mapping: nothing is copied. The mapping is
-    private: writing to a tensor changes neither the file nor what is read later. Compressed files are decoded by
-    threads ahead of the consumer. The file's length is checked before each read, so that a file which has shrunk is an
-    error; a file that shrinks while its tensors are in use ends the process, as with every mapped file.
+    private: writing to a tensor changes neither the file nor later reads. Compressed files are decoded by threads ahead
+    of the consumer. The file's length is checked before each read, so that a file which has shrunk is an error. A file
+    that shrinks while its tensors are in use ends the process, as with every mapped file.
 
-    The order depends on nothing but ``seed``, the epoch (:meth:`set_epoch`), the files and the sizes given here.
-    Each of ``world_size`` ranks takes a run of an epoch's batches, all ranks equally many. If the number of batches is
-    not a multiple of ``world_size``, the last ranks go on with batches from the epoch's beginning; with ``drop_last``
-    the remainder is left out.
-    Workers of a ``DataLoader(dataset, batch_size=None, num_workers=...)`` take a rank's batches in turn, so that the
-    order is the same for every number of workers.
+    The order depends on nothing but ``seed``, the epoch (:meth:`set_epoch`), the files and the sizes given here. Each
+    of ``world_size`` ranks takes a run of an epoch's batches, all ranks equally many. If the number of batches is not a
+    multiple of ``world_size``, the last ranks go on with batches from the epoch's beginning. With ``drop_last`` the
+    remainder is left out. Workers of a ``DataLoader(dataset, batch_size=None, num_workers=...)`` take a rank's batches
+    in turn, so that the order is the same for every number of workers.
 
     Args:
         paths: a file, or several that are read as one. Their columns must agree; integers get the widest dtype.
         batch_size: rows of a batch; the last may have fewer. Default None: the batches as stored.
         columns: the names of the columns to read, in this order. Default None: all.
-        verify: when checksums of the data are compared: ``"first"`` (default), when this object reads a batch for the
-            first time; ``"always"``; or ``"never"``. Checksums of metadata are compared the first time in any case.
+        verify: the reads that compare checksums of the data: ``"first"`` (default), this object's first one of each
+            batch; ``"always"``; or ``"never"``. Checksums of metadata are compared the first time in any case.
         shuffle: whether stored batches come in a new order each epoch. Default False.
         shuffle_rows_window: the number of stored batches across which rows are shuffled, which are held in memory.
             Default 0: rows are not shuffled.
         seed: the seed of all shuffles, at least 0. Default 0.
-        rank, world_size: this process's rank and the number of ranks. Default None: those of ``torch.distributed`` if
-            it is initialised, else 0 and 1.
-        drop_last: leave out the last batch if it has fewer than ``batch_size`` rows, and the batches that do not divide
-            evenly between the ranks. Default False.
-        pin_memory: copy the tensors to page-locked memory. Default False. Needs CUDA.
+        rank, world_size: this process's rank and the number of ranks. Default None: the ones of ``torch.distributed``
+            if it is initialised, else 0 and 1.
+        drop_last: whether to leave out the last batch if it has fewer than ``batch_size`` rows, and the batches that do
+            not divide evenly between the ranks. Default False.
+        pin_memory: whether to copy the tensors to page-locked memory. Default False. Needs CUDA.
         fill: the number that replaces nulls, as for :func:`to_tensors`. Default None.
         integers: the dtype into which all integers are copied, as for :func:`to_tensors`. Default None: as stored.
         threads: the number of threads that decode compressed batches. Default None: as many as torch has, but one in a
@@ -67,8 +67,8 @@ class PrebatchedDataset(IterableDataset):
     Raises:
         ImportError: without pyarrow.
         ValueError: an argument out of range, an unknown column.
-        DataError: a file that is damaged, does not fit the first, or has been written to since it was opened; raised on
-            construction or when a batch is read.
+        DataError: a file that is damaged, does not fit the first, or has been written to since it was opened. It is
+            raised on construction or when a batch is read.
         OSError: a file that cannot be opened; more batches kept than the process may have mappings.
 
     Example:
@@ -139,7 +139,7 @@ class PrebatchedDataset(IterableDataset):
     # ---- Epochs -----------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, on which shuffles depend; any but that of a loaded state begins at its first batch."""
+        """Choose the epoch, on which shuffles depend; every epoch but a loaded state's begins at its first batch."""
         epoch = check_integer("epoch", epoch, 0)
         if epoch != int(self._epoch):
             self._resume = None
@@ -203,7 +203,7 @@ class PrebatchedDataset(IterableDataset):
         for i, batch in zip(numbers, self._record_batches(plan, numbers, self._decoders()), strict=True):
             self._position = i + numbers.step
             yield self._tensors(batch)
-        # A state that is taken from now on is that of a complete epoch.
+        # A state that is taken from now on belongs to a complete epoch.
         self._start, self._position = 0, len(plan)
 
     def record_batches(self) -> Iterator[Any]:
@@ -287,9 +287,9 @@ class PrebatchedDataset(IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        Let the next iteration go on where :meth:`state_dict` was taken.
+        Make the next iteration go on where :meth:`state_dict` was taken.
 
-        Worker processes of ``torch.utils.data.DataLoader`` do not tell this process that they have gone on from the
+        This process does not learn that worker processes of ``torch.utils.data.DataLoader`` have gone on from the
         state: call :meth:`set_epoch` before the next epoch, or it begins there again. A state of a worker (from
         torchdata's ``StatefulDataLoader``) can only be loaded with the same number of workers.
 
@@ -368,7 +368,7 @@ def read_prebatched(
     Read prebatched files as record batches, in order.
 
     Args:
-        paths, batch_size, columns: as for :class:`PrebatchedDataset`.
+        paths, batch_size, columns: the arguments of :class:`PrebatchedDataset`.
 
     Yields:
         ``pyarrow.RecordBatch``.

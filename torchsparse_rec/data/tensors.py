@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: A column of a batch in training code.
 Column: TypeAlias = Union[Tensor, JaggedTensor, "pyarrow.Array"]
-#: The number that replaces nulls: one for all columns, or a mapping from a column's name to its own.
+#: The number that replaces nulls: one for all columns, or a mapping from columns' names to numbers.
 Fill: TypeAlias = float | int | bool | Mapping[str, float | int | bool] | None
 
 _INT32_MAX = 2**31 - 1
@@ -37,13 +37,13 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
         batch: columns of numbers, booleans, strings or binaries; lists and fixed-size lists of these.
         fill: the number that replaces nulls, or a mapping from column names to numbers. Without one, a null float is
             NaN and a null integer or boolean is an error. NaN for a column of integers makes it a column of float32,
-            whether or not it has nulls; integers beyond 2^24, from where on float32 rounds, are errors. A null in place
+            whether or not it has nulls; integers beyond 2^24, from where on float32 rounds, are errors. A null instead
             of a whole list is an empty row.
         integers: the dtype into which all integers are copied. Default None: each column keeps its own.
 
     Returns:
         A dict by column name: a tensor ``[B]`` for numbers and booleans, ``[B, k]`` for fixed-size lists, a
-        :class:`JaggedTensor` for lists; strings, and lists of strings, stay pyarrow arrays.
+        :class:`JaggedTensor` for lists. Strings, and lists of strings, stay pyarrow arrays.
 
     Raises:
         TypeError: ``batch`` is not a ``pyarrow.RecordBatch``.
@@ -98,7 +98,7 @@ class _Reader:
 
     def __init__(self, pa: Any, name: str, fill: float | int | bool | None, integers: torch.dtype | None) -> None:
         self.pa, self.name, self.fill, self.integers = pa, name, fill, integers
-        # Error messages give a row, of values_each values, or the position of a value among those of all lists.
+        # Error messages give a row, of values_each values, or the position of a value among the values of all lists.
         self.unit, self.values_each = "row", 1
 
     def column(self, array: Any) -> Column:
@@ -155,7 +155,7 @@ class _Reader:
         size = array.type.list_size
         values = array.values.slice(array.offset * size, len(array) * size)
         if array.null_count and self.pa.types.is_primitive(values.type):
-            # A null row holds values of its own, which mean nothing: they become nulls too.
+            # A null row holds values that mean nothing: they become nulls too.
             nulls = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
             values = self.pa.compute.if_else(self.pa.array(nulls), self.pa.scalar(None, values.type), values)
         each = self.values_each
@@ -222,9 +222,9 @@ def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
     Turn tensors into a record batch, in their memory where they are contiguous: the inverse of :func:`to_tensors`.
 
     Args:
-        columns: a mapping from names to columns, all with the same number of rows: tensors ``[B]`` or ``[B, k, ...]``
-            and numpy arrays of numbers or booleans; :class:`JaggedTensor` without weights; strings as lists, numpy or
-            pyarrow arrays. Tensors on other devices are copied to the CPU.
+        columns: a mapping from names to columns, all with the same number of rows. Columns are tensors ``[B]`` or ``[B,
+            k, ...]`` and numpy arrays of numbers or booleans; :class:`JaggedTensor` without weights; strings as lists,
+            numpy or pyarrow arrays. Tensors on other devices are copied to the CPU.
 
     Returns:
         A ``pyarrow.RecordBatch`` with the columns in order. Jagged rows become lists with int32 offsets, or with int64
@@ -285,7 +285,7 @@ def _array(pa: Any, name: str, column: Any) -> Any:
 
 
 def _from_numpy(name: str, column: np.ndarray) -> Tensor:
-    """Return a numpy array as a tensor, in its memory if torch takes it as it is, else as a contiguous copy."""
+    """Return a numpy array as a tensor, in its memory if torch can use it, else as a contiguous copy."""
     if not column.flags.writeable or not column.dtype.isnative or any(stride < 0 for stride in column.strides):
         column = column.astype(column.dtype.newbyteorder("="), order="C")
     try:

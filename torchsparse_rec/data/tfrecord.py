@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .. import ops
+from ..files import PathLike
 from ..typing import RecordCompression, ShardBy
 from ._arrow import arrow
 from ._rows import check_known, path_list, rebatched
@@ -20,7 +21,7 @@ from ._tfrecord_infer import MalformedError, features_of, infer, infer_prebatche
 from ._tfrecord_prebatched import by_rows, check_features, whole_columns
 from ._tfrecord_records import check_text, joined, parse
 from ._tfrecord_writer import TFRecordWriter, write_tfrecord
-from .files import DataError, PathLike
+from .errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,7 +40,7 @@ __all__ = [
 BATCH_SIZE = 16_384
 #: The bytes of a file that are read at once.
 _CHUNK = 32 << 20
-#: The most batches that are parsed at once, each of which takes memory.
+#: The most batches that are parsed at once: each takes memory.
 _MOST_THREADS = 8
 _COMPRESSIONS = ("auto", None, "gzip", "zlib")
 
@@ -49,26 +50,27 @@ class TFRecordReader:
     Reads TFRecord files of examples as record batches.
 
     Every iteration begins with the first record. Lengths and data are compared with their checksums. The records of all
-    files are one stream: a batch may have rows of two files. One thread reads, decompresses and checks what comes next,
-    and other threads, as many as torch may use but eight at most, parse one batch each before it is asked for.
+    files are one stream: a batch may have rows of two files. One thread reads, decompresses and checks the next
+    records. Other threads, as many as torch may use but eight at most, parse one batch each before it is asked for.
 
     Args:
-        paths: a file, or several that are read one after the other.
+        paths: a file, or several that are read in order.
         features: a mapping from the names of the features to read to :class:`FixedLenFeature`, :class:`VarLenFeature`
             or TensorFlow's specifications. Default None: all that :func:`infer_features` finds in the first file.
         batch_size: rows of a batch; the last may have fewer. Default None: 16,384, or with ``prebatched`` as stored.
         prebatched: whether a record holds a whole batch: see :class:`TFRecordWriter`. Default False.
-        compression: ``"gzip"``, ``"zlib"``, None, or ``"auto"`` (default): as each file's first bytes tell.
+        compression: ``"gzip"``, ``"zlib"``, None, or ``"auto"`` (default): by each file's first bytes.
         verify: whether to compare the checksums. Default True. Lengths must fit the file, and messages must be
             Examples, in any case.
-        num_shards, index: read every ``num_shards``-th record (or file), beginning with number ``index``.
+        num_shards, index: the number of shards and this one's: every ``num_shards``-th record (or file) is read,
+            beginning with number ``index``.
         shard_by: ``"record"`` (default) or ``"file"``.
 
     Raises:
         ImportError: without pyarrow.
         ValueError: an argument that does not fit.
-        DataError: while reading, with file and byte: a record whose checksum is wrong or that is cut off, damaged
-            compressed data, a message that is no Example, a missing feature, or one of the wrong dtype or size.
+        DataError: while reading, with file and byte: a record whose checksum is wrong or that is cut off, or damaged
+            compressed data. Also a message that is no Example, a missing feature, or one of the wrong dtype or size.
         OSError: a file that cannot be read.
 
     Yields:
@@ -189,7 +191,7 @@ def read_tfrecord(
     Read TFRecord files of examples: :class:`TFRecordReader` as a function.
 
     Args:
-        paths, features, batch_size, prebatched, compression: as for :class:`TFRecordReader`.
+        paths, features, batch_size, prebatched, compression: the arguments of :class:`TFRecordReader`.
         columns: the names of the features to read, in this order. Default None: all.
 
     Yields:
@@ -225,14 +227,14 @@ def infer_features(
     Infer the features of a TFRecord file from its first records.
 
     A feature with the same number of values in each record is a :class:`FixedLenFeature`, nullable if some records lack
-    it; one with different numbers of values, or with none, is a :class:`VarLenFeature`. The number of rows of a record
-    that holds a batch is that of a ``<name>/row_lengths``, or else the greatest common divisor of the features' numbers
-    of values.
+    it. A feature with different numbers of values, or with none, is a :class:`VarLenFeature`. The number of rows of a
+    record that holds a batch is the length of a ``<name>/row_lengths``, or else the greatest common divisor of the
+    features' numbers of values.
 
     Args:
         path: the name of the file.
         records: the number of records to look at, at least 1. Default 100; with ``prebatched`` always one.
-        prebatched, compression: as for :class:`TFRecordReader`.
+        prebatched, compression: the arguments of :class:`TFRecordReader`.
 
     Returns:
         A dict of the features, in the order of their names.

@@ -1,7 +1,7 @@
 """Tables over several ranks: splitting them, and what of training sees all ranks."""
 
-from .checkpoint import load as load
-from .checkpoint import save as save
+from ..checkpoint import load as load
+from ..checkpoint import save as save
 from .ddp import leave_out_of_ddp as leave_out_of_ddp
 from .losses import global_mean as global_mean
 from .machine import Machine as Machine

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..nn.plan import Ids
 from ..ops.route import route_keys
 from ._rows import Rows
-from .blocks import MOST_BLOCKS
 from .exchange import Asked
 
-__all__ = ["Keys", "block_range", "by_block", "is_of_rank"]
+__all__ = ["Keys", "is_of_rank"]
 
 
 def is_of_rank(keys: Tensor, rank: int, ranks: int) -> Tensor:
@@ -21,18 +19,6 @@ def is_of_rank(keys: Tensor, rank: int, ranks: int) -> Tensor:
     _, _, counts, places = route_keys(keys, [0, len(keys)], ranks, distinct=False)
     end = int(counts[: rank + 1].sum())
     return (places >= end - int(counts[rank].sum())) & (places < end)
-
-
-def by_block(keys: Tensor) -> Tensor:
-    """Return the positions of some keys, ``[N]``, in the order of their blocks."""
-    places = route_keys(keys, [0, len(keys)], MOST_BLOCKS, distinct=False)[3]
-    return torch.empty_like(places).index_copy_(0, places, torch.arange(len(keys), device=places.device))
-
-
-def block_range(keys: Tensor) -> tuple[int, int]:
-    """Return the first of the blocks that some keys are in, and the end of the last; (0, 0) if there are no keys."""
-    blocks = route_keys(keys, [0, len(keys)], MOST_BLOCKS, distinct=False)[2].flatten().nonzero().flatten()
-    return (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else (0, 0)
 
 
 class Keys(Rows):

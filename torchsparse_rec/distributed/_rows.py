@@ -13,8 +13,8 @@ from .._reduction import POOLING
 from ..nn.plan import Ids, Plan, counts_of
 from ..ops.embedding_collection import lookup
 from ..ops.route import route
+from ..tables.blocks import Blocks
 from ._ids import bad_id, reordered, taken, without
-from .blocks import Blocks
 from .exchange import Asked, LookUp, Place, Sizes
 
 __all__ = ["Rows"]

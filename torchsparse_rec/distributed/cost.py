@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .blocks import MOST_BLOCKS, Blocks
+from ..tables.blocks import MOST_BLOCKS, Blocks
 from .machine import Machine
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..tables.boxes import Kept
 from ..variable.initial import InitialRows
 from ..variable.options import InitializerOption
-from .boxes import Kept
 from .tables import Table
 
 __all__ = ["drawn_part"]

@@ -73,10 +73,10 @@ class _Prefetch(Generic[Batch]):
         self, batches: Iterator[Batch], module: Sharded, features: Callable[[Batch], Any], empty: Batch | None
     ) -> None:
         self._batches, self._module, self._features, self._empty = batches, module, features, empty
-        self._ranks = module._shards.ranks
+        self._ranks = module.shards.ranks
         self._begun = self._ended = False
-        module._shards.prefetched += 1
-        self._turns = Turns(module._shards.prefetched)
+        module.shards.prefetched += 1
+        self._turns = Turns(module.shards.prefetched)
         # Of the next turn: a batch whose ids are on their way, or the error of that turn. None: there is none.
         self._sent: tuple[Batch | None, Ahead | Exception] | None = None
         # The batch whose header is on its way.
@@ -127,7 +127,7 @@ class _Prefetch(Generic[Batch]):
             return features if isinstance(features, tuple) else (features,)
 
         status = FINE if not self._ended else ENDED if self._empty is not None else ENDED_WITHOUT_EMPTY
-        return batch, Ahead(self._module._shards, self._module, given, self._turns, status)
+        return batch, Ahead(self._module.shards, self._module, given, self._turns, status)
 
     def _send(self) -> tuple[Batch | None, Ahead | Exception] | None:
         """Begin to send the ids of the batch whose header has come, and take another; return None at the end."""

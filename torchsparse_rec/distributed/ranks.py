@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._agreed import agreed
 from .._torch_modules import default_store
-from .agreed import agreed
 
 __all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks", "known_call"]
 
@@ -111,6 +111,20 @@ class Ranks:
             The error of the first rank that has one; RuntimeError: ranks do different things, or one does not come.
         """
         return self.start_headers(self.group, call, counts, error)()[0]
+
+    def announce(self, name: str, what: str, training: bool, error: Exception | None = None) -> Call:
+        """
+        Tell the other ranks what this one is about to do, as :meth:`headers` does; return that.
+
+        Args:
+            name: the name of the module that does it.
+            what: what it does.
+            training: whether it trains.
+            error: found on this rank: all ranks raise it.
+        """
+        call = Call(name, what, "train" if training else "eval")
+        self.headers(call, torch.zeros(self.count, 0, dtype=torch.int64), error)
+        return call
 
     def start_headers(
         self, group: dist.ProcessGroup, call: Call, counts: Tensor, error: Exception | None = None, status: int = FINE

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
 from .._torch import untraced
+from ..checkpoint.parts import Over, SavedRows, SavedTable
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection, EmbeddingVariable
 from ..nn.plan import Ids
 from .ahead import Ahead
+from .boxes import kept_by_plan, kept_keys
+from .plan import ColumnWise, Replicated
 from .shards import NO_GRAPH, Shards
 
 __all__ = [
@@ -27,15 +31,41 @@ __all__ = [
 class Sharded(Module):
     """What all sharded modules have."""
 
-    _shards: Shards
+    shards: Shards
+
+    def refuse_export(self) -> None:
+        """Raise ``RuntimeError`` if the module is being exported."""
+        self.shards.refuse_export()
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return what this rank keeps of the tables, for checkpoints."""
+        shards = self.shards
+        rank, ranks = shards.ranks.rank, shards.ranks.count
+        return [
+            SavedRows(table.key, table.child, kept_keys(plan, rank, ranks))
+            if table.rows is None
+            else SavedTable(
+                table.key,
+                table.child,
+                kept_by_plan(table.rows, table.dim, plan, rank, ranks),
+                isinstance(plan, Replicated),
+                isinstance(plan, ColumnWise),
+            )
+            for table, plan in zip(shards.tables, shards.plans, strict=True)
+        ]
+
+    def saved_over(self) -> Over:
+        """Return the ranks over which the tables are split."""
+        name, ranks = self.shards.name, self.shards.ranks
+        return Over(name, ranks.group, partial(ranks.announce, name))
 
     @untraced(reason=NO_GRAPH)
     def _looked_up(self, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
         """Look up what a call asks for, as all ranks do; return its input, its ids and the results."""
         if isinstance(given[0], Ahead):
-            self._shards.refuse_export()
-            return given[0].look_up(self._shards, self, *given[1:], **how)
-        return self._shards.look_up(self, *given, **how)
+            self.shards.refuse_export()
+            return given[0].look_up(self.shards, self, *given[1:], **how)
+        return self.shards.look_up(self, *given, **how)
 
 
 class ShardedEmbeddingBagCollection(Sharded, EmbeddingBagCollection):
@@ -60,7 +90,7 @@ class ShardedEmbedding(_ShardedTable, Embedding):
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         x, _, rows = self._looked_up(input)
-        return self._output(x, rows.view(-1, self.embedding_dim))
+        return self.output_of(x, rows.view(-1, self.embedding_dim))
 
 
 class ShardedEmbeddingBag(_ShardedTable, EmbeddingBag):
@@ -87,7 +117,7 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as all ranks do in the same call."""
         x, _, rows = self._looked_up(input)
-        return self._output(x, rows.view(-1, self.embedding_dim))
+        return self.output_of(x, rows.view(-1, self.embedding_dim))
 
 
 SHARDED: dict[type, Any] = {

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Module, Parameter
 
+from .._agreed import agreeing
 from .._torch import as_stored
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..nn.collection import Collection
@@ -21,8 +22,7 @@ from ..tables.stale import set_part
 from ..tables.table import table_of
 from ..typing import PlanName
 from ._keys import is_of_rank
-from .agreed import agreeing
-from .boxes import Kept
+from .boxes import kept_by_plan
 from .ddp import leave_out_of_ddp
 from .drawn import drawn_part
 from .machine import MACHINES, Machine
@@ -121,7 +121,7 @@ def shard(
         )
     if wire_dtype not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"shard: wire_dtype must be torch.bfloat16, torch.float16 or None, got {wire_dtype}")
-    inside = {id(table) for each in module.modules() if isinstance(each, Collection) for table in each._tables}
+    inside = {id(table) for each in module.modules() if isinstance(each, Collection) for *_, table in each.configured()}
     found = {
         title: child for title, child in module.named_modules() if type(child) in SHARDED and id(child) not in inside
     }
@@ -154,7 +154,7 @@ def shard(
             _cut(table, of_table, ranks, next(seed))
         name = title or type(child).__name__
         child.__class__ = SHARDED[type(child)]
-        child._shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
+        child.shards = Shards(name, its[title], plans, merge, wire_dtype, ranks)  # type: ignore[assignment]
         child.forget_lookups()  # type: ignore[operator]
         for table in its[title]:
             note_split(child, table.weight)
@@ -345,7 +345,7 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
     table_of(weight).flush()
     with as_stored():
         if table.is_on_meta:
-            kept = Kept(table.rows, table.dim, plan, ranks.rank, ranks.count)
+            kept = kept_by_plan(table.rows, table.dim, plan, ranks.rank, ranks.count)
             part = drawn_part(table, kept, seed, ranks.device)
             weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
         else:

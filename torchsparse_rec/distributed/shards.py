@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._agreed import agreed
 from .._torch import as_stored
 from .._torch_modules import parameters_of_active_ddp
 from ..nn.plan import Ids
@@ -18,7 +19,6 @@ from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys
 from ._keys import Keys
 from ._rows import Rows
-from .agreed import agreed
 from .ddp import check_not_in_ddp
 from .exchange import Asked, LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
@@ -129,9 +129,7 @@ class Shards:
             raise
 
     def _tell(self, error: Exception, training: bool) -> None:
-        ranks = self.ranks
-        call = Call(self.name, "lookup", "train" if training else "eval")
-        ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64), error)
+        self.ranks.announce(self.name, "lookup", training, error)
 
     def refuse_export(self) -> None:
         """Raise ``RuntimeError`` if the module is being exported."""
@@ -305,7 +303,7 @@ class Shards:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise ``TypeError``: a copy would speak to the other ranks in the place of this one."""
         way_out = (
-            "call torchsparse_rec.distributed.save(folder, module, optimizer)"
+            "call torchsparse_rec.checkpoint.save(folder, module, optimizer)"
             if self._growing
             else "save its state_dict() by torch.distributed.checkpoint, or take whole tables by full_state_dict()"
         )

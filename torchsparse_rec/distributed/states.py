@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .._torch import as_stored
 from .._torch_modules import mesh_of
+from ..tables.blocks import Blocks
 from ..tables.part import are_apart
 from ..tables.table import table_of
-from .blocks import Blocks
-from .boxes import Kept
+from .boxes import KeptByPlan, kept_by_plan
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Ranks
 from .sharded import Sharded
@@ -37,20 +37,20 @@ def part_of(table: Tensor, plan: TablePlan, rank: int, ranks: int) -> Tensor:
     return table.new_empty(0, table.shape[1])
 
 
-def parts_of(module: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, Kept]]:
+def parts_of(module: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, KeptByPlan]]:
     """
     Yield each table's key in a state, this rank's part of it, up to date, and what that is of the whole table.
 
     Tables that grow are left out: their modules refuse to give a state.
     """
-    shards = module._shards
+    shards = module.shards
     for table, plan in zip(shards.tables, shards.plans, strict=True):
         if table.rows is None:
             continue
         table_of(table.weight).flush()
         with as_stored():
             part = table.weight.detach()
-        kept = Kept(table.rows, table.dim, plan, shards.ranks.rank, shards.ranks.count)
+        kept = kept_by_plan(table.rows, table.dim, plan, shards.ranks.rank, shards.ranks.count)
         yield f"{prefix}{table.key}", part, kept
 
 
@@ -64,10 +64,10 @@ def _save(module: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> No
     if are_apart():
         return
     for key, part, kept in parts_of(module, prefix):
-        state[key] = _as_dtensor(part, kept, module._shards.ranks)
+        state[key] = _as_dtensor(part, kept, module.shards.ranks)
 
 
-def _as_dtensor(part: Tensor, kept: Kept, ranks: Ranks) -> DTensor:
+def _as_dtensor(part: Tensor, kept: KeptByPlan, ranks: Ranks) -> DTensor:
     """Return a part as that of a DTensor ``[Q, S, D]``: by rows it is the part's own memory, else a copy."""
     mesh, placement = _layout(kept, ranks)
     box = kept.read(part, kept.box) if len(part) else part.new_empty(kept.box.shape)
@@ -76,7 +76,7 @@ def _as_dtensor(part: Tensor, kept: Kept, ranks: Ranks) -> DTensor:
     return DTensor.from_local(box, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-def _layout(kept: Kept, ranks: Ranks) -> tuple[DeviceMesh, Placement]:
+def _layout(kept: KeptByPlan, ranks: Ranks) -> tuple[DeviceMesh, Placement]:
     plan, device = kept.plan, ranks.device.type
     everybody = dist.get_process_group_ranks(ranks.group)
     if isinstance(plan, TableWise):
@@ -92,7 +92,7 @@ def _layout(kept: Kept, ranks: Ranks) -> tuple[DeviceMesh, Placement]:
 
 
 def _load(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    ranks = module._shards.ranks
+    ranks = module.shards.ranks
     for key, part, kept in parts_of(module, prefix):
         given = state.get(key)
         if isinstance(given, DTensor):
@@ -113,7 +113,7 @@ def _load(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             state[key] = part_of(given, kept.plan, ranks.rank, ranks.count)
 
 
-def _check_layout(key: str, given: DTensor, kept: Kept, ranks: Ranks) -> None:
+def _check_layout(key: str, given: DTensor, kept: KeptByPlan, ranks: Ranks) -> None:
     mesh, placement = _layout(kept, ranks)
     wanted = list(kept.whole.shape), [placement], mesh.mesh.tolist()
     got = list(given.shape), list(given.placements), given.device_mesh.mesh.tolist()

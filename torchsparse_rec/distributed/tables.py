@@ -119,7 +119,7 @@ def tables_of(title: str, module: Any) -> list[Table]:
     return [
         Table(
             module,
-            f"{module._children}.{config.name}.weight",
+            key,
             config.name,
             child,
             None if isinstance(child, EmbeddingVariable) else config.num_embeddings,
@@ -130,14 +130,14 @@ def tables_of(title: str, module: Any) -> list[Table]:
             getattr(config, "max_norm", None),
             config.init_fn or Uniform(config.get_weight_init_min(), config.get_weight_init_max()),
         )
-        for config, child in zip(module._configs, module._tables, strict=True)
+        for key, config, child in module.configured()
     ]
 
 
 def lookups_of(module: Any, tables: Sequence[Table]) -> tuple[Plan, Sequence[str]]:
     """Return the plan of a module's lookups, and the names of what that calls keys."""
     if not isinstance(module, (Embedding, EmbeddingBag, EmbeddingVariable)):
-        return module._whole, module._features
+        return module.lookup_plan()  # type: ignore[no-any-return]
     (table,) = tables
     rows = table.rows or 1  # of a table that grows nobody asks
     padding = -1 if table.padding_idx is None else table.padding_idx % rows
@@ -169,7 +169,7 @@ def growth_of(variable: EmbeddingVariable) -> dict[str, Any]:
         "default_value_no_permission": option.init_option.default_value_no_permission,
         "filter_option": option.filter_option,
         "evict_option": option.evictions,
-        "keys": (variable.total_count(), int(variable._rows.all_entries()[:, 0].sum())),
+        "keys": (variable.total_count(), int(variable.table_rows.all_entries()[:, 0].sum())),
         "global_step": variable.global_step,
     }
 

@@ -17,7 +17,6 @@ from ..nn.collection import Collection
 from ..nn.grad_mode import GradModeMixin
 from ..nn.lookup_sparse import SparseTables, check_lengths, checked, ids_of, part_of, weight_of
 from ..nn.plan import Ids, Plan, counts_of
-from .ranks import Call
 from .shards import NO_GRAPH, Shards
 
 __all__ = ["look_up_together", "note_split"]
@@ -48,13 +47,13 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
     """
     known = [_modules.get(id(weight_of(given))) for given in params if part_of(given) is not None]
     teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
-    first = teller._shards
+    first = teller.shards
     first.refuse_export()
     with first.told(teller.training):
         check_lengths(params, indices, combiners, sp_weights)
         modules = [_module_of(given, k) for k, given in enumerate(params)]
         for k, module in enumerate(modules):
-            if module._shards.ranks is not first.ranks:
+            if module.shards.ranks is not first.ranks:
                 raise ValueError(
                     f"lookup_sparse: params[{k}] must have been split by the call of shard() that has split the "
                     "others: look it up in a call of its own"
@@ -62,11 +61,10 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
         key = tuple(map(id, params)), tuple(combiners)
         if key not in first.together:
             tables = SparseTables(params, combiners)
-            names = [f"{module._shards.name} ({combiner})" for module, combiner in zip(modules, combiners, strict=True)]
+            names = [f"{module.shards.name} ({combiner})" for module, combiner in zip(modules, combiners, strict=True)]
             name = f"lookup_sparse of {', '.join(names)}"
             # Its header may be longer than those so far: all ranks must be here.
-            call = Call(name, "first lookup", "train" if teller.training else "eval")
-            first.ranks.headers(call, torch.zeros(first.ranks.count, 0, dtype=torch.int64))
+            first.ranks.announce(name, "first lookup", teller.training)
             first.together[key] = _Together(name, tables, [_module_of(owner, 0) for owner in tables.owners])
     return first.together[key].look_up(indices, sp_weights)  # type: ignore[no-any-return]
 
@@ -105,7 +103,7 @@ class _Together:
 
     def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:
         self._tables, self._modules = tables, modules
-        shards = [module._shards for module in modules]
+        shards = [module.shards for module in modules]
         # The plan of the tables as they are now has this rank's rows and columns.
         sizes = [(each.tables[0].rows or 1, each.tables[0].dim) for each in shards]
         rows, dims = zip(*sizes, strict=True)

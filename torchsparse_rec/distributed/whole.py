@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from .._agreed import agreed, agreeing
 from ..nn import EmbeddingVariable
 from ..tables.part import part_state
 from ..variable.arguments import SAVE_INSTEAD, check_whole
-from .agreed import agreed, agreeing
-from .boxes import Kept
+from .boxes import KeptByPlan, kept_by_plan
 from .plan import Replicated, RowWise, TableWise
 from .ranks import Call, Ranks
 from .sharded import Sharded
@@ -71,10 +71,8 @@ def full_state_dict(module: Module, *, folder: str | os.PathLike[str] | None = N
     try:
         for title, sharded in module.named_modules():
             if isinstance(sharded, Sharded):
-                ranks = sharded._shards.ranks
-                mode = "train" if sharded.training else "eval"
-                call = Call(sharded._shards.name, "full_state_dict", mode)
-                ranks.headers(call, torch.zeros(ranks.count, 0, dtype=torch.int64))
+                ranks = sharded.shards.ranks
+                call = ranks.announce(sharded.shards.name, "full_state_dict", sharded.training)
                 if ranks not in places:
                     places[ranks] = _Place(ranks, folder)
                 for key, table, kept in parts_of(sharded, f"{title}." if title else ""):
@@ -120,10 +118,10 @@ class _Place:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _streamed(part: Tensor, kept: Kept, ranks: Ranks, call: Call, place: _Place) -> Tensor:
+def _streamed(part: Tensor, kept: KeptByPlan, ranks: Ranks, call: Call, place: _Place) -> Tensor:
     """Return a whole table in a file, to which the parts of all ranks go by some places of all blocks at a time."""
     if isinstance(kept.plan, Replicated):
-        kept = Kept(kept.rows, kept.dim, TableWise(0), kept.rank, kept.ranks)
+        kept = kept_by_plan(kept.rows, kept.dim, TableWise(0), ranks.rank, ranks.count)
         part = part if ranks.rank == 0 else part[:0]
     path = place.path / "table"
     with agreeing(ranks.group):
@@ -135,7 +133,7 @@ def _streamed(part: Tensor, kept: Kept, ranks: Ranks, call: Call, place: _Place)
                 raise OSError(error.errno, f"no room for a table: {error.strerror}", str(path)) from error
     whole = torch.from_file(str(path), shared=True, size=kept.rows * kept.dim, dtype=part.dtype)
     whole = whole.view(kept.rows, kept.dim)
-    each = [Kept(kept.rows, kept.dim, kept.plan, rank, ranks.count) for rank in range(ranks.count)]
+    each = [kept_by_plan(kept.rows, kept.dim, kept.plan, rank, ranks.count) for rank in range(ranks.count)]
     blocks = kept.blocks.count
     step = max(1, _BYTES // (blocks * kept.dim * part.element_size()))
     with ranks:
@@ -156,19 +154,19 @@ def _streamed(part: Tensor, kept: Kept, ranks: Ranks, call: Call, place: _Place)
     return whole
 
 
-def _size(kept: Kept, places: tuple[int, int], rows: tuple[int, int]) -> int:
+def _size(kept: KeptByPlan, places: tuple[int, int], rows: tuple[int, int]) -> int:
     """Return how many elements a rank keeps of some places of all blocks, which are rows of the whole table."""
     _, blocks, width = kept.box.shape
     return (places[1] - places[0]) * blocks * width if isinstance(kept.plan, RowWise) else (rows[1] - rows[0]) * width
 
 
-def _piece(part: Tensor, kept: Kept, places: tuple[int, int], rows: tuple[int, int]) -> Tensor:
+def _piece(part: Tensor, kept: KeptByPlan, places: tuple[int, int], rows: tuple[int, int]) -> Tensor:
     if isinstance(kept.plan, RowWise):
         return part.view(kept.box.shape)[slice(*places)].reshape(-1)
     return part[slice(*rows)].reshape(-1)
 
 
-def _joined(pieces: Sequence[Tensor], each: list[Kept], places: tuple[int, int], rows: tuple[int, int]) -> Tensor:
+def _joined(pieces: Sequence[Tensor], each: list[KeptByPlan], places: tuple[int, int], rows: tuple[int, int]) -> Tensor:
     """Return rows of the whole table from all ranks' pieces of them."""
     first = each[0]
     if isinstance(first.plan, RowWise):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..data.files import whole_file
+from ..files import whole_file
 from ._step import Step
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from .. import distributed
-from ..distributed.agreed import agreed, agreeing
+from .._agreed import agreed, agreeing
+from ..checkpoint import CheckpointStore
 from ..distributed.plan import Plans
 from ..tables.table import table_if_any
-from ..variable.checkpoint import CheckpointStore
 from ._checkpoints import Checkpoint
 from ._job import Job, leave
 from ._meeting import meet

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.files import whole_file
+from ..files import whole_file
 
 
 class Metrics(ABC):

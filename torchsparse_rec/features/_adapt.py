@@ -29,7 +29,7 @@ def adapted(
         for column in columns
         if getattr(column, "needs_adapt", False)
     }
-    # A bucketized column's numbers are normalized first, so mean and variance must be known before.
+    # A bucketized column's numbers are normalized first, so mean and variance must be found before.
     for column in waiting:
         if isinstance(column, BucketizedColumn) and column.source_column.needs_adapt:
             raise ValueError(
@@ -148,7 +148,7 @@ def _numbers(column: NumericColumn, batch: Batch) -> Any:
 
 
 def with_leaves(column: Any, found: Mapping[Column, Column]) -> Any:
-    """Return a column with the columns in it replaced as ``found`` says."""
+    """Return a column with the columns in it replaced by the ones in ``found``."""
     if column in found:
         return found[column]
     changed = {}
@@ -177,7 +177,7 @@ def _adaptable(columns: Sequence[Column]) -> list[Column]:
 
 
 def to_state(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return, for each column that ``adapt`` could complete, what it finds, as plain data."""
+    """Return the findings of ``adapt`` as plain data, for each column that it could complete."""
     return [_learned(column) for column in _adaptable(columns)]
 
 

@@ -63,7 +63,7 @@ class Column:
 
     def to_config(self) -> dict[str, Any]:
         """
-        Return plain data for JSON, in TensorFlow's form, from which :meth:`from_config` makes an equal column.
+        Return plain data for JSON, in TensorFlow's form; :meth:`from_config` makes an equal column of it.
 
         Raises:
             ValueError: for a function that has no configuration, such as a lambda as a normalizer.
@@ -78,7 +78,7 @@ class Column:
 
     @classmethod
     def _from_fields(cls: type[ColumnT], values: dict[str, Any]) -> ColumnT:
-        """Make a column from the fields of a configuration, in which other columns are already made."""
+        """Make a column from the fields of a configuration, whose other columns are already made."""
         known = {field.name for field in fields(cls)}
         for field in fields(cls):
             if field.default is MISSING and field.name not in values:
@@ -181,7 +181,7 @@ def column_from_config(config: Any) -> Column:
 
 
 def _is_class(name: Any) -> bool:
-    """Say whether a name is that of a class of columns with fields of its own, not of an abstract class."""
+    """Say whether a name belongs to a class of columns with its own fields, not to an abstract class."""
     return isinstance(name, str) and "__dataclass_fields__" in vars(CLASSES.get(name, object))
 
 

@@ -235,8 +235,8 @@ def categorical_column_with_identity(
 
     Args:
         key: the feature.
-        num_buckets: how many ids there are.
-        default_value: replaces ids outside ``[0, num_buckets)``. Default: none.
+        num_buckets: the number of ids.
+        default_value: the id that replaces ids outside ``[0, num_buckets)``. Default: none.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -260,7 +260,7 @@ def categorical_column_with_hash_bucket(
     Args:
         key: the feature.
         hash_bucket_size: the number of buckets.
-        dtype: of the feature: ``"string"`` (default), or an integer dtype.
+        dtype: the dtype of the feature: ``"string"`` (default), or an integer dtype.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -294,10 +294,10 @@ def categorical_column_with_vocabulary_list(
     Args:
         key: the feature.
         vocabulary_list: distinct strings or integers. None: ``adapt()`` finds them, the most frequent first.
-        dtype: ``"string"`` or an integer dtype. Default: that of the list; without one ``"string"``.
+        dtype: ``"string"`` or an integer dtype. Default: the list's; without a list ``"string"``.
         default_value: the id of values that are not in the list. Default -1: none.
-        num_oov_buckets: instead of a default, the number of ids for values that are not in the list. Default 0.
-        max_tokens: how many words ``adapt()`` finds at most. Default: all.
+        num_oov_buckets: the number of ids for values that are not in the list, instead of a default. Default 0.
+        max_tokens: the largest number of words that ``adapt()`` finds. Default: all.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -329,10 +329,10 @@ def categorical_column_with_vocabulary_file(
     Args:
         key: the feature.
         vocabulary_file: a text file, one word in each line.
-        vocabulary_size: how many lines, from the first on, are words. Default: all.
+        vocabulary_size: the number of lines, from the first on, that are words. Default: all.
         dtype: ``"string"`` (default) or an integer dtype.
-        default_value: as for :func:`categorical_column_with_vocabulary_list`.
-        num_oov_buckets: as for :func:`categorical_column_with_vocabulary_list`.
+        default_value: the argument of :func:`categorical_column_with_vocabulary_list`.
+        num_oov_buckets: the argument of :func:`categorical_column_with_vocabulary_list`.
         file_format: None. TensorFlow's files of gzipped records are not read.
 
     Raises:

@@ -158,13 +158,13 @@ def crossed_column(
     Make a column of hashed combinations of several features' values: each value of one with each of the others.
 
     Args:
-        keys: at least two: names of features, whose values are combined, or categorical columns, whose ids are; crosses
-            among them are replaced by their keys.
+        keys: the parts of the cross, at least two: names of features, whose values are combined, or categorical
+            columns, whose ids are. Crosses among them are replaced by their keys.
         hash_bucket_size: the number of buckets.
         hash_key: the hash's initial value. Default, and 0: TensorFlow's.
 
-    The hash takes the keys in TensorFlow's order: first categorical columns, and features given as rows of any length;
-    then features given as tensors, arrays or lists of one value (or ``k``) per example.
+    The hash takes the keys in TensorFlow's order. Categorical columns, and features given as rows of any length, come
+    first. Features given as tensors, arrays or lists of one value (or ``k``) per example follow.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too, and for weighted columns and sequences.
@@ -184,12 +184,12 @@ def weighted_categorical_column(
     categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
 ) -> WeightedCategoricalColumn:
     """
-    Make a column of ids with weights, by which a lookup multiplies their rows before it pools them.
+    Make a column of ids with weights: a lookup multiplies rows by them before it pools the rows.
 
     Args:
-        categorical_column: of the ids.
+        categorical_column: the column of the ids.
         weight_feature_key: the feature with the weights, one for each id.
-        dtype: of the weights. Default float32.
+        dtype: the dtype of the weights. Default float32.
 
     With the combiners mean and sqrtn, ids whose weight is not above 0 are left out, as in TensorFlow.
 
@@ -214,8 +214,8 @@ def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
     Make a column of ``num_buckets`` dense numbers: how often each id occurs in an example, or the sum of its weights.
 
     Args:
-        categorical_column: of the ids; negative ids and those that are too large do not count. For a sequence, each
-            step gets its own numbers, in ``Features.sequence_dense``.
+        categorical_column: the column of the ids; negative ids and ids that are too large do not count. For a sequence,
+            each step gets its own numbers, in ``Features.sequence_dense``.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.

@@ -96,11 +96,11 @@ def embedding_column(
     Make a column of ids with a table of their own, see :meth:`FeatureTransform.embedding_bag_configs`.
 
     Args:
-        categorical_column: of the ids; a sequence goes to :meth:`FeatureTransform.embedding_configs`.
-        dimension: of the table's rows.
-        combiner: how the rows of an example are pooled: ``"mean"`` (default), ``"sum"`` or ``"sqrtn"``.
-        initializer: what fills the table: one of :mod:`torchsparse_rec.initializers`, or any function of a tensor,
-            which cannot be written as a configuration. Default: ``TruncatedNormal(std=1 / sqrt(dimension))``.
+        categorical_column: the column of the ids; a sequence goes to :meth:`FeatureTransform.embedding_configs`.
+        dimension: the number of elements of the table's rows.
+        combiner: the pooling of an example's rows: ``"mean"`` (default), ``"sum"`` or ``"sqrtn"``.
+        initializer: the function that fills the table: one of :mod:`torchsparse_rec.initializers`, or any function of a
+            tensor, which cannot be written as a configuration. Default: ``TruncatedNormal(std=1 / sqrt(dimension))``.
         max_norm: the norm to which a lookup scales longer rows down, see :class:`EmbeddingBagConfig`. Default: none.
         trainable: whether the table is trained; see :meth:`FeatureTransform.freeze`. Default True.
 
@@ -132,16 +132,17 @@ def shared_embeddings(
     Make several columns of ids that share one table.
 
     Args:
-        categorical_columns: of one kind, some perhaps weighted or some sequences, with the same number of buckets. If
-            they are several, none may need ``adapt()``, which would find a different vocabulary for each. If one is a
-            sequence, the table is in ``embedding_configs()``, and the ids of all are in ``Features.sequence``.
-        dimension: as for :func:`embedding_column`.
-        combiner: as for :func:`embedding_column`.
-        initializer: as for :func:`embedding_column`.
+        categorical_columns: columns of one kind with the same number of buckets; some may be weighted, or some
+            sequences. If they are several, none may need ``adapt()``, which would find a different vocabulary for each.
+            If one is a sequence, the table is in ``embedding_configs()``, and the ids of all are in
+            ``Features.sequence``.
+        dimension: the argument of :func:`embedding_column`.
+        combiner: the argument of :func:`embedding_column`.
+        initializer: the argument of :func:`embedding_column`.
         shared_embedding_collection_name: the table's name. Default: the columns' sorted names and
             ``shared_embedding``, with ``_`` between them.
-        max_norm: as for :func:`embedding_column`.
-        trainable: as for :func:`embedding_column`.
+        max_norm: the argument of :func:`embedding_column`.
+        trainable: the argument of :func:`embedding_column`.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.

@@ -247,7 +247,7 @@ class Evaluation:
 
 
 def with_default(column: Any, ids: Tensor) -> Tensor:
-    """Replace the ids that an identity column's default stands for; return other columns' ids as they are."""
+    """Replace ids by an identity column's default where it applies; return other columns' ids unchanged."""
     if not isinstance(column, IdentityCategoricalColumn) or column.default_value is None:
         return ids
     return torch.where((ids < 0) | (ids >= column.number_buckets), column.default_value, ids)
@@ -289,7 +289,7 @@ def _refuse_lengths(column: WeightedCategoricalColumn, lengths: Tensor, others: 
 
 
 def _cross_values(raw: Raw, column: CrossedColumn) -> Tensor:
-    """Return the int64 values that a cross hashes: strings' fingerprints, integers as they are."""
+    """Return the int64 values that a cross hashes: strings' fingerprints, integers unchanged."""
     if isinstance(raw.values, Strings):
         return ops.string_fingerprint64(*raw.values)
     if raw.kind == "float" and not raw.is_all_null():

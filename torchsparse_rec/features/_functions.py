@@ -37,7 +37,7 @@ class _Function:
         make_fields_plain(self)
 
     def to_config(self) -> dict[str, Any]:
-        """Return plain data for JSON, from which an equal function is made."""
+        """Return plain data for JSON that makes an equal function."""
         return {"class_name": type(self).__name__, "config": asdict(self)}  # type: ignore[call-overload]
 
 
@@ -51,7 +51,7 @@ class Standardize(_Function):
 
     Args:
         mean: a number, or one for each element of the feature. Default None: ``adapt()`` finds it.
-        variance: as ``mean``, but not negative.
+        variance: the variance, in the form of ``mean``, but not negative.
 
     Raises:
         ValueError: for one argument without the other, different numbers of means and variances, or a wrong value.
@@ -119,7 +119,7 @@ class Log(_Function):
     A normalizer: ``log(x + shift)`` in float32.
 
     Args:
-        shift: is added before the logarithm. Default 1.
+        shift: the number that is added before the logarithm. Default 1.
 
     Example:
         >>> Log()(torch.tensor([0.0]))
@@ -158,10 +158,10 @@ class Clip(_Function):
 @dataclass(frozen=True)
 class Compose(_Function):
     """
-    A normalizer that applies several normalizers, one after the other.
+    A normalizer that applies several normalizers in order.
 
     Args:
-        normalizers: any functions of a tensor, in order.
+        normalizers: the functions of a tensor, in order.
 
     Example:
         >>> Compose((Clip(0), Log()))(torch.tensor([-5.0, 0.0]))
@@ -180,7 +180,7 @@ class Compose(_Function):
         return x
 
     def to_config(self) -> dict[str, Any]:
-        """Return plain data for JSON, from which an equal function is made."""
+        """Return plain data for JSON that makes an equal function."""
         configs = []
         for normalizer in self.normalizers:
             if not hasattr(normalizer, "to_config"):
@@ -193,12 +193,12 @@ _NORMALIZERS = {x.__name__: x for x in (Standardize, Log, Clip, Compose)}
 
 
 def as_normalizer(value: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return a normalizer as it is, or make it from its configuration; None stays None."""
+    """Return a normalizer unchanged, or make it from its configuration; None stays None."""
     return _made("normalizer_fn", value, _NORMALIZERS)
 
 
 def is_own(normalizer: Any) -> bool:
-    """Say whether a normalizer consists of this module's only, none of which writes to its argument."""
+    """Say whether a normalizer consists of this module's only: they do not write to their arguments."""
     if isinstance(normalizer, Compose):
         return all(map(is_own, normalizer.normalizers))
     return isinstance(normalizer, (Standardize, Log, Clip))
@@ -252,7 +252,7 @@ _SAME = {"Zeros": Constant(0.0), "Ones": Constant(1.0)}
 
 
 def as_initializer(value: Any, dimension: int) -> Callable[[Tensor], Any]:
-    """Return an initializer as it is, or make it from its configuration; None gives a column's default."""
+    """Return an initializer unchanged, or make it from its configuration; None gives a column's default."""
     if value is None:
         return TruncatedNormal(0.0, 1 / math.sqrt(dimension))
     if isinstance(value, Mapping) and value.get("class_name") in _SAME:
@@ -271,7 +271,7 @@ def _made(argument: str, value: Any, known: Mapping[str, Any]) -> Callable[..., 
         or value.get("class_name") not in list(known)
     ):
         raise ValueError(f"{argument} must be callable, or the configuration of one of {sorted(known)}, got {value!r}")
-    # TensorFlow's configurations also have a seed and a dtype; here those of the table apply.
+    # TensorFlow's configurations also have a seed and a dtype; here the table's apply.
     arguments = {field: x for field, x in value["config"].items() if field not in ("seed", "dtype")}
     for field, x in arguments.items():
         arguments[field] = tuple(x) if isinstance(x, list) else x

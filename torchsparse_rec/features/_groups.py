@@ -20,11 +20,11 @@ from .raw import Raw
 
 @dataclass
 class _Schema:
-    """What the columns of a group are like, and what follows from it."""
+    """The properties of a group's columns, and their consequences."""
 
     batch: int
     layouts: list[Layout]
-    #: For each column which values are missing, as ``column_ids`` numbers them.
+    #: The missing values of each column, by the numbers of ``column_ids``.
     missing: list[int]
     #: All that this depends on, if the columns are tensors that need no conversion.
     facts: tuple | None = None
@@ -43,7 +43,7 @@ class Group:
         return {**self.__dict__, "_known": None}
 
     def ids(self, evaluation: Evaluation, kind: str) -> Ids:
-        """Return the ids of the features, one after the other."""
+        """Return the ids of the features, joined in order."""
         if len(self.features) == 1:
             column = self.features[0].column
             return evaluation.steps(column) if kind == "sequence" else evaluation.ids(column)
@@ -54,7 +54,7 @@ class Group:
         return Ids(with_default(self.features[0].column, ids), schema.batch, schema.layouts, there)
 
     def _read(self, evaluation: Evaluation) -> tuple[list[Tensor], _Schema, Tensor | None]:
-        """Return the columns' values, what they are like, and a mask that is false for nulls; None: there are none."""
+        """Return the columns' values, their properties, and a mask that is false for nulls; None: there are none."""
         batch, drops = evaluation.batch, evaluation.drops_missing
         given = None if torch.compiler.is_compiling() else batch.tensors(self._names)
         facts, known = None, self._known  # read once: other threads may replace it meanwhile
@@ -107,7 +107,7 @@ def evaluate_groups(
 
 
 def _missing(column: Any, raw: Raw, drops: bool) -> int:
-    """Return which values of a column of integers are missing: 0 none, 1 those that are -1, 2 negative ones."""
+    """Return which values of a column of integers are missing: 0 none, 1 values of -1, 2 negative values."""
     assert isinstance(raw.values, Tensor)
     if not drops or not raw.values.dtype.is_signed:
         return 0

@@ -17,7 +17,7 @@ Layout = tuple[int | None, Tensor | None]
 
 @dataclass
 class Ids:
-    """Ids of one column, or of several columns one after the other, all with the same number of examples."""
+    """Ids of one column, or of several joined in order, all with the same number of examples."""
 
     values: Tensor
     batch: int
@@ -144,7 +144,7 @@ class Assembler:
 
         Args:
             pieces: ids of the features, in the order of the keys.
-            dropped: for each piece, a mask of further ids to drop (those whose weights are not above 0), or None.
+            dropped: a mask for each piece of the further ids to drop (whose weights are not above 0), or None.
         """
         batch, device = pieces[0].batch, pieces[0].values.device
         masks = [_mask(piece, without) for piece, without in zip(pieces, dropped, strict=True)]

@@ -1,4 +1,4 @@
-"""Columns of numbers: as they are, in buckets, or in sequences."""
+"""Columns of numbers: plain, in buckets, or in sequences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NumbersColumn(DenseColumn):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NumericColumn(NumbersColumn):
-    """Numbers as they are, or normalized: see :func:`numeric_column`."""
+    """Plain or normalized numbers: see :func:`numeric_column`."""
 
     key: str
     shape: tuple[int, ...] = (1,)
@@ -155,18 +155,19 @@ def numeric_column(
     normalizer_fn: Normalizer | None = None,
 ) -> NumericColumn:
     """
-    Make a column of numbers, as they are or normalized.
+    Make a column of numbers, plain or normalized.
 
     Args:
         key: the feature.
-        shape: of one example. Default ``(1,)``.
-        default_value: replaces missing numbers (nulls; NaN is a number and stays): one number, or one for each element.
-            Default: a missing number is an error.
-        dtype: of the feature in files, for :func:`parse_example_features`: a name or a dtype. Default float32. Inputs
-            may have any dtype; results are float32.
-        normalizer_fn: transforms the numbers: :class:`Standardize`, :class:`Log`, :class:`Clip`, :class:`Compose` of
-            these, or any function of a tensor, which cannot be written as a configuration. ``adapt()`` finds mean and
-            variance of a ``Standardize()`` without arguments, if it is not in a :class:`Compose`. Default: none.
+        shape: the shape of one example. Default ``(1,)``.
+        default_value: the replacement of missing numbers (nulls; NaN is a number and stays): one number, or one for
+            each element. Default: a missing number is an error.
+        dtype: the dtype of the feature in files, for :func:`parse_example_features`: a name or a dtype. Default
+            float32. Inputs may have any dtype; results are float32.
+        normalizer_fn: the function that transforms the numbers: :class:`Standardize`, :class:`Log`, :class:`Clip`,
+            :class:`Compose` of these, or any function of a tensor, which cannot be written as a configuration.
+            ``adapt()`` finds mean and variance of a ``Standardize()`` without arguments, if it is not in a
+            :class:`Compose`. Default: none.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -194,12 +195,12 @@ def bucketized_column(
     Make a column of the buckets of numbers: one-hot, or as ids for an embedding, an indicator or a cross.
 
     Bucket ``b`` is ``boundaries[b - 1] <= x < boundaries[b]``, compared in float32; NaN falls into the last bucket. The
-    ids of a feature's second element follow those of the first, and so on.
+    ids of a feature's second element follow the ids of its first, and so on.
 
     Args:
         source_column: a :func:`numeric_column` of one dimension.
-        boundaries: ascending, no two equal.
-        num_bins: instead of boundaries, the number of buckets; ``adapt()`` finds boundaries with about equally many
+        boundaries: the boundaries, ascending, no two equal.
+        num_bins: the number of buckets, instead of boundaries; ``adapt()`` finds boundaries with about equally many
             numbers in each. Fewer if boundaries coincide. (An argument of Keras, not of TensorFlow.)
         epsilon: the error of these boundaries, as a fraction of the numbers. Default 0.01.
 
@@ -230,12 +231,12 @@ def sequence_numeric_column(
 
     Args:
         key: the feature: rows of any length.
-        shape: of one step; the values are ``[N, *shape]``. Default ``(1,)``; with ``(2,)``, a row of 6 numbers has 3
-            steps.
-        default_value: replaces numbers that are missing before others; pass it to :meth:`JaggedTensor.to_padded_dense`
-            as padding too.
-        dtype: as for :func:`numeric_column`.
-        normalizer_fn: as for :func:`numeric_column`, but a ``Standardize`` must have mean and variance.
+        shape: the shape of one step; the values are ``[N, *shape]``. Default ``(1,)``; with ``(2,)``, a row of 6
+            numbers has 3 steps.
+        default_value: the replacement of numbers that are missing before others; pass it to
+            :meth:`JaggedTensor.to_padded_dense` as padding too.
+        dtype: the argument of :func:`numeric_column`.
+        normalizer_fn: the argument of :func:`numeric_column`, but a ``Standardize`` must have mean and variance.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too, and for ``Standardize()`` without arguments; when used,

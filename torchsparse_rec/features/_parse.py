@@ -15,7 +15,7 @@ def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
     Return the features that columns read, for :class:`torchsparse_rec.data.TFRecordReader`.
 
     Args:
-        columns: those of a :class:`FeatureTransform`, ``linear_columns`` too.
+        columns: the columns of a :class:`FeatureTransform`, ``linear_columns`` too.
 
     Returns:
         A dict by name: a :class:`FixedLenFeature` with the default for numeric columns, a :class:`VarLenFeature` for

@@ -23,7 +23,7 @@ def make_fields_plain(x: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a numpy scalar to a Python number, also in lists and tuples; return other values as they are."""
+    """Convert a numpy scalar to a Python number, also in lists and tuples; return other values unchanged."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)) and any(isinstance(item, (np.generic, list, tuple)) for item in value):

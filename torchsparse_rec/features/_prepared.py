@@ -30,7 +30,7 @@ def distinct_columns(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
 
 
 def all_columns(columns: Sequence[Column]) -> list[Column]:
-    """Return columns and those that they are made from; a column may occur several times."""
+    """Return columns and the columns that they are made from; a column may occur several times."""
     found, waiting = [], list(columns)
     while waiting:
         column = waiting.pop(0)

@@ -20,8 +20,8 @@ def sequence_categorical_column_with_identity(
     """
     Make a column of sequences of ids, whose rows are not pooled, for ``Features.sequence``.
 
-    A step whose id is negative, or missing before others, keeps its place: its id becomes ``num_buckets``, which is the
-    last row, of zeros, in tables of :meth:`FeatureTransform.embedding_configs`.
+    A step whose id is negative, or missing before others, keeps its place: its id becomes ``num_buckets``. In tables of
+    :meth:`FeatureTransform.embedding_configs` this is the last row, of zeros.
 
     Args: as for :func:`categorical_column_with_identity`.
 

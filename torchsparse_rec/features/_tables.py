@@ -25,7 +25,7 @@ class ColumnTables:
     """
     The tables of columns, and the features that look them up, by kind: sparse, weighted, sequence.
 
-    The kind of a table is that of all its features: of plain ones beside sequences, too.
+    All features of a table have its kind, also plain ones beside sequences.
     """
 
     def __init__(

@@ -67,16 +67,16 @@ class Batch:
         return found
 
     def tensors(self, names: Sequence[str]) -> list[Tensor] | None:
-        """Return columns as they were given; None unless all are tensors of torch's own class, and none is nested."""
-        # Other mappings may make a value whenever they are asked.
+        """Return the given columns; None unless all are tensors of torch's own class, and none is nested."""
+        # Other mappings may make a new value at each access.
         if type(self._columns) is not dict or not all(map(self._columns.__contains__, names)):
             return None
         found = [self._columns[name] for name in names]
-        # Nothing can be asked of the sizes of a nested tensor.
+        # A nested tensor has no sizes to ask for.
         return found if set(map(type, found)) == {Tensor} and not any([x.is_nested for x in found]) else None
 
     def has_examples(self, name: str, count: int) -> bool:
-        """Say whether a feature of so many examples fits those that were read before."""
+        """Say whether a feature of so many examples fits the features that were read before."""
         if self._first is None:
             self._first = name, count
         return self._first[1] == count
@@ -279,7 +279,7 @@ def _is_number(item: Any) -> bool:
 
 
 def strings_of_list(x: Sequence[Any], name: str) -> Strings:
-    """Convert a list of strings: ``str`` to UTF-8, ``bytes`` as they are."""
+    """Convert a list of strings: ``str`` to UTF-8, ``bytes`` unchanged."""
     try:
         pieces = [item if isinstance(item, bytes) else item.encode() for item in x]
     except (AttributeError, UnicodeEncodeError) as error:

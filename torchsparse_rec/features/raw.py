@@ -32,7 +32,7 @@ class Raw:
     """A raw column: ``width`` values per example, or rows that begin at ``offsets``."""
 
     name: str
-    #: The values of all examples, one after the other.
+    #: The values of all examples, in order.
     values: Tensor | Strings
     batch: int
     width: int | None = None
@@ -100,5 +100,5 @@ class Raw:
 def _moved(x: Tensor, device: torch.device) -> Tensor:
     if x.device == device:  # of a batch of small columns, to() itself takes a quarter of the time
         return x
-    # A copy to the CPU is waited for: otherwise torch lets it be read before it has come.
+    # A copy to the CPU is waited for: otherwise it can be read before it has arrived.
     return x.to(device, non_blocking=device.type != "cpu")

@@ -40,7 +40,7 @@ class WordCounts:
         hashes = ops.string_fingerprint64(*values)
         lengths = values.lengths()
         places = torch.arange(len(values)) if present is None else present.nonzero()[:, 0]
-        # Strings of one fingerprint and different lengths are told apart; collisions of one length are not.
+        # Strings of one fingerprint and different lengths are distinguished; collisions of one length are not.
         keys = torch.stack([hashes[places], lengths[places]], 1).numpy()
         _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
         chosen = places.numpy()[first]

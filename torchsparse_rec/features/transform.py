@@ -39,7 +39,7 @@ class Features(NamedTuple):
         sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``. A step without an id has the
             column's number of buckets as id, which is the last row, of zeros, in these tables. Here are also the ids of
             columns that are no sequences, but share a table with one.
-        sequence_dense: by column, the numbers of ``sequence_numeric_column`` and of indicators of sequences.
+        sequence_dense: the numbers of ``sequence_numeric_column`` and of indicators of sequences, by column.
 
     Example:
         >>> Features(dense=torch.ones(2, 3)).sparse is None
@@ -58,30 +58,31 @@ class FeatureTransform(torch.nn.Module):
     Turns a batch of raw columns into the ids of tables and a matrix of dense numbers, with TensorFlow's results.
 
     Args:
-        columns: of a model's tables and dense layers: embedding, shared embedding, numeric, bucketized (dense:
-            one-hot) and indicator columns. A categorical column alone gives ids and no table. Names are distinct.
+        columns: the columns of a model's tables and dense layers: embedding, shared embedding, numeric, bucketized
+            (dense: one-hot) and indicator columns. A categorical column alone gives ids and no table. Names are
+            distinct.
         linear_columns: categorical columns, bucketized ones among them, for the wide part of a model: their tables
             have one number per id, see :meth:`linear_bag_configs`.
-        linear_combiner: how the numbers of an example are pooled: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
+        linear_combiner: the pooling of an example's numbers: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
         drop_missing: whether ``-1`` and ``""`` of columns with a fixed number of values per example mean a missing
             value, and identity columns leave out negative ids, as in TensorFlow (default). False: integers are taken
-            as they are. This saves a check of every id on the CPU; on CUDA nothing then waits for the device, except
-            for vocabularies without ``num_oov_buckets``, strings, nulls, weights and crosses of rows of any length;
+            unchanged. This saves a check of every id on the CPU. On CUDA nothing then waits for the device, except for
+            vocabularies without ``num_oov_buckets``, strings, nulls, weights and crosses of rows of any length.
             ``torch.compile(fullgraph=True)`` needs False.
 
     Shape:
         ``batch``: a mapping from features to columns, or a pyarrow ``RecordBatch`` or ``Table``. A column is
 
         * a tensor, a numpy array (masked ones too) or a list ``[B]`` or ``[B, k]`` of numbers, or of strings (arrays
-          and lists); for numeric columns also ``[B, *shape]``, and rows whose lengths all equal the column's width;
+          and lists). Numeric columns may also be ``[B, *shape]``, and rows whose lengths all equal the column's width;
         * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, a
           ``SparseTensor`` or ``RaggedTensor`` of :mod:`torchsparse_rec.compat.tensorflow`, or ``(values, offsets)``
-          with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an array, is always taken
-          as this; give two rows in a list);
+          with ``values`` in any of the flat forms. A tuple of two, the second a tensor or an array, is always taken as
+          the latter: give two rows in a list;
         * a pyarrow array: scalars, fixed-size lists (``k``) or lists (rows), dictionary-encoded or not; nulls are
           missing, as ``None`` is in lists.
 
-        The result is :class:`Features`, on the module's device, to which everything is copied first.
+        The result is :class:`Features`, on the module's device. Everything is first copied there.
 
     Raises:
         ValueError: a feature that is missing, of another kind or number of values than the column needs, or of
@@ -245,8 +246,8 @@ class FeatureTransform(torch.nn.Module):
             features: the module's result for a batch.
             pooled: the result of the collection of ``embedding_bag_configs()`` for ``features.sparse``.
             weighted: the result of the collection of ``weighted_embedding_bag_configs()`` for ``features.weighted``.
-            sequence: the result of the collection of ``embedding_configs()`` for ``features.sequence``, of which the
-                columns that are no sequences are pooled by their combiners.
+            sequence: the result of the collection of ``embedding_configs()`` for ``features.sequence``; columns that
+                are no sequences are pooled by their combiners.
 
         Returns:
             ``[B, D]``, without sequences.
@@ -335,8 +336,8 @@ class FeatureTransform(torch.nn.Module):
         Find vocabularies, boundaries, means and variances that the columns were made without, in one pass.
 
         Vocabularies are sorted by frequency, the most frequent word first, of equally frequent words the greater first.
-        Boundaries have about equally many numbers between them. Mean and variance are those of each element. Missing
-        values and NaN do not count. Columns that are complete stay as they are.
+        Boundaries have about equally many numbers between them. Each element has its own mean and variance. Missing
+        values and NaN do not count. Complete columns stay unchanged.
 
         Args:
             batches: all batches, as for the module; read once. Memory grows with the number of different words, not
@@ -347,8 +348,9 @@ class FeatureTransform(torch.nn.Module):
             The module itself.
 
         Raises:
-            ValueError: for no batches; more different words than ``max_distinct``; a column without any value, or whose
-                numbers have several dimensions; boundaries of numbers whose mean would be found in the same pass.
+            ValueError: for no batches, or more different words than ``max_distinct``. Also for a column without any
+                value, or whose numbers have several dimensions, and for boundaries of numbers whose mean would be found
+                in the same pass.
 
         Source: ``adapt`` of ``keras.layers.StringLookup``, ``IntegerLookup``, ``Discretization``, ``Normalization``.
 
@@ -377,7 +379,7 @@ class FeatureTransform(torch.nn.Module):
     # ---- State ------------------------------------------------------------------------------------------------------
 
     def to_config(self) -> dict[str, Any]:
-        """Return plain data for JSON, from which :meth:`from_config` makes an equal module."""
+        """Return plain data for JSON; :meth:`from_config` makes an equal module of it."""
         return {
             "columns": [column.to_config() for column in self.columns],
             "linear_columns": [column.to_config() for column in self.linear_columns],

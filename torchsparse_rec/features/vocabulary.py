@@ -41,7 +41,7 @@ class Vocabulary(torch.nn.Module):
         keys, places = keys.sort()
         for name, buffer in (("keys", keys), ("places", places), ("text", strings.bytes), ("bounds", strings.offsets)):
             self.register_buffer(name, buffer, persistent=False)
-        # Words of one fingerprint are neighbours: the longest run says how many to compare.
+        # Words of one fingerprint are neighbours: the longest run is the number to compare.
         runs = torch.unique_consecutive(keys, return_counts=True)[1]
         self._longest_run = int(runs.max()) if self.of_strings and len(runs) else 1
 

@@ -16,10 +16,10 @@ KeyedRowsT = TypeVar("KeyedRowsT", bound="KeyedRows")
 
 
 class KeyedRows(Rows):
-    """Rows, feature after feature. Every method that waits for a CUDA device does so through :meth:`length_per_key`."""
+    """Rows, feature after feature. Every method that waits for a CUDA device waits in :meth:`length_per_key`."""
 
     _keys: tuple[str, ...]
-    # The batch size where rows do not tell it: without keys, and with some features of an object whose batch sizes
+    # The batch size where rows do not determine it: without keys, and with some features of an object whose batch sizes
     # differ.
     _stride: int | None
     _strides: tuple[tuple[int, ...], ...] | None
@@ -41,8 +41,8 @@ class KeyedRows(Rows):
         """
         Return the batch size.
 
-        Where features have batches of different sizes, it is the size of the full batch, if inverse indices say it, and
-        else the largest. Objects made by :meth:`split` and :meth:`permute` then keep the batch size of the whole.
+        Where features have batches of different sizes, it is the full batch's size if inverse indices contain it, else
+        the largest. Objects made by :meth:`split` and :meth:`permute` then keep the batch size of the whole.
         """
         if self._stride is not None:
             return self._stride
@@ -89,7 +89,7 @@ class KeyedRows(Rows):
 
         The first call reads the numbers back, which waits for a CUDA device (see the class). Raises ValueError if the
         lengths do not add up to the number of values. On the meta device, where lengths hold nothing, the values are
-        shared out equally, and the first feature has the rest: TorchRec's numbers, good for shapes alone.
+        divided equally, and the first feature has the rest: TorchRec's numbers, good for shapes only.
         """
         known = self._known_length_per_key()
         if known is None and self._values.is_meta:

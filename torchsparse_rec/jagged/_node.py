@@ -1,4 +1,4 @@
-"""The base of the types: tensors by name beside a context without tensors, which makes them nodes of pytrees."""
+"""The base of the types: tensors by name beside a context without tensors. This makes the types nodes of pytrees."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Node:
     """
     An object made of named tensors and a hashable context.
 
-    The children of the pytree node are the tensors that it was made of and no others: computing more of them later
-    (offsets from lengths, say) leaves the structure as it was, so that an exported program still takes the object.
+    The children of the pytree node are exactly the tensors that it was made of. Computing more of them later (offsets
+    from lengths, say) does not change the structure, so that an exported program still takes the object.
     """
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ class Node:
         Copy the tensors to a device, as :meth:`torch.Tensor.to`.
 
         Args:
-            device: where to.
+            device: the device to which the tensors go.
             non_blocking: whether not to wait for copies from pinned memory. Default False.
         """
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))

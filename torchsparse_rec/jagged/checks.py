@@ -1,4 +1,4 @@
-"""Checks of arguments. What tensors hold is looked at on the CPU alone: on CUDA it would wait for the device."""
+"""Checks of arguments. Tensors' contents are checked on the CPU only: on CUDA it would wait for the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def type_name(x: Any) -> str:
-    """Name the type of ``x`` for errors; for a ``torch.fx.Proxy``, with which modules are traced, also the remedy."""
+    """Name the type of ``x`` for errors; for a ``torch.fx.Proxy``, a tensor's place in tracing, also the remedy."""
     if isinstance(x, torch.fx.Proxy):
         return (
             "a torch.fx.Proxy: use torch.export, or a torch.fx.Tracer whose is_leaf_module is true for modules of "
@@ -48,7 +48,7 @@ def _has_no_elements(x: Any) -> bool:
 
 
 def check_rows(owner: str, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
-    """Raise unless the tensors have the shapes and dtypes of rows; what they hold is not looked at."""
+    """Raise unless the tensors have the shapes and dtypes of rows; their contents are not checked."""
     check_tensor(owner, "values", values)
     if values.dim() == 0:
         raise ValueError(f"{owner}: values must have rank >= 1, got a scalar")
@@ -150,7 +150,7 @@ def lengths_beside(owner: str, lengths: Tensor, offsets: Tensor) -> Tensor | Non
     Return the lengths to keep beside offsets: none where a comparison would wait for a device.
 
     Raises:
-        ValueError: the lengths are not those of the offsets.
+        ValueError: the lengths do not fit the offsets.
     """
     if is_watched():
         return lengths
@@ -169,7 +169,7 @@ def lengths_beside(owner: str, lengths: Tensor, offsets: Tensor) -> Tensor | Non
 def check_per_key(
     lengths: Tensor | None, offsets: Tensor | None, strides: list[int], length_per_key: Any, offset_per_key: Any
 ) -> None:
-    """Raise unless ``length_per_key`` and ``offset_per_key`` are those of the rows, where this waits for no device."""
+    """Raise unless ``length_per_key`` and ``offset_per_key`` fit the rows, where the check waits for no device."""
     rows = lengths if offsets is None else offsets
     assert rows is not None
     if rows.device.type != "cpu" or is_watched():

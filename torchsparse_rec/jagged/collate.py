@@ -33,8 +33,8 @@ class KeyedJaggedCollate:
     Raises:
         TypeError: keys that are no strings.
         ValueError: keys that are not distinct, weighted features that are none of the keys. In a call: no examples; an
-            example without one of the keys; ids that are no integers or of higher rank; weights of another number; an
-            entry called ``name``.
+            example without one of the keys; ids that are no integers or of higher rank. Also weights of another number,
+            and an entry called ``name``.
 
     Ids are int64, lengths int64, weights float32.
 

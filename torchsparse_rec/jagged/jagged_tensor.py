@@ -14,26 +14,26 @@ from .checks import as_no_rows, check_rows, check_tensor, lengths_beside
 @register
 class JaggedTensor(Rows):
     """
-    Rows of different lengths, their values one after the other, optionally weighted.
+    Rows of different lengths, with all values in one tensor, optionally weighted.
 
-    Names and argument order are those of TorchRec's class. The lengths and the offsets are computed from one another
-    when asked for, without waiting for a device. A pytree node: it can be an argument and a result of compiled and
-    exported functions. Under ``torch.compile`` and ``torch.export`` nothing is checked.
+    Names and argument order are TorchRec's. The lengths and the offsets are computed from one another when asked for,
+    without waiting for a device. A pytree node: it can be an argument and a result of compiled and exported functions.
+    Under ``torch.compile`` and ``torch.export`` nothing is checked.
 
     Args:
         values: ``[N, ...]``, any dtype: ids, or vectors.
         weights: ``[N, ...]``, any dtype: one for each value. Default: none.
         lengths: ``[S]``, int32 or int64: the number of values in each row; they add up to N.
         offsets: ``[S + 1]``, int32 or int64: row ``r`` is ``values[offsets[r] : offsets[r + 1]]``. Lengths or offsets
-            must be given. That they are those of N values is not checked here: on CUDA it would wait for the device.
-            The operators check it. Of no values, tensors without elements mean no rows, whatever their dtype.
+            must be given. That they fit N values is not checked here: on CUDA it would wait for the device. The
+            operators check it. Without values, tensors without elements mean no rows, whatever their dtype.
 
     ``str()`` is TorchRec's. Where there are many values, or they are not on the CPU, it shows shapes, as ``repr()``.
 
     Raises:
         TypeError: an argument that is no tensor.
-        ValueError: neither lengths nor offsets; on the CPU, lengths that are not those of the offsets (on CUDA the
-            offsets count); wrong dtypes, ranks, sizes or devices.
+        ValueError: neither lengths nor offsets; on the CPU, lengths that do not fit the offsets (on CUDA the offsets
+            count); wrong dtypes, ranks, sizes or devices.
 
     Source: ``torchrec.sparse.jagged_tensor.JaggedTensor``.
 
@@ -56,7 +56,7 @@ class JaggedTensor(Rows):
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
-        # In a graph sizes are symbols, of which a check would make conditions of the graph.
+        # In a graph sizes are symbols: a check would make conditions of the graph.
         if not torch.compiler.is_compiling():
             lengths, offsets = as_no_rows(values, lengths, offsets)
             check_rows("JaggedTensor", values, weights, lengths, offsets)
@@ -78,13 +78,13 @@ class JaggedTensor(Rows):
         Make a ``JaggedTensor`` without rows.
 
         Args:
-            is_weighted: whether it has weights, of which there are none. Default False.
-            device: where its tensors are. Default: torch's default device.
-            values_dtype: default: torch's default dtype.
-            weights_dtype: default: torch's default dtype.
+            is_weighted: whether the object has weights, which are empty too. Default False.
+            device: the device of its tensors. Default: torch's default device.
+            values_dtype: the dtype of the values. Default: torch's default dtype.
+            weights_dtype: the dtype of the weights. Default: torch's default dtype.
             lengths_dtype: int32 (default) or int64.
 
-        Its offsets are one 0, as those of any object without rows; TorchRec's have no element.
+        Its offsets are one 0, as for any object without rows; TorchRec's have no element.
         """
         return JaggedTensor(
             torch.empty(0, dtype=values_dtype, device=device),

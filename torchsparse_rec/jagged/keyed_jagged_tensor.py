@@ -21,12 +21,12 @@ class KeyedJaggedTensor(KeyedRows):
     The ids of a batch by feature: each feature has one row of any length per example. Optionally weighted.
 
     Rows lie feature after feature: with F features and a batch of B examples, row ``f * B + b`` holds the ids of
-    feature ``f`` in example ``b``. Features may have batches of different sizes. Names and argument order are those of
-    TorchRec's class. A pytree node: it can be an argument and a result of compiled and exported functions. Under
+    feature ``f`` in example ``b``. Features may have batches of different sizes. Names and argument order are
+    TorchRec's. A pytree node: it can be an argument and a result of compiled and exported functions. Under
     ``torch.compile`` and ``torch.export`` nothing is checked. ``str()`` is TorchRec's; where there are many values, or
     they are not on the CPU, it shows shapes, as ``repr()``.
 
-    Methods that must know where the values of one feature begin wait for a CUDA device: :meth:`length_per_key`,
+    Methods that need the start of one feature's values wait for a CUDA device: :meth:`length_per_key`,
     :meth:`offset_per_key`, ``x[key]``, :meth:`to_dict`, :meth:`split` and :meth:`permute` to fewer features. The first
     of them reads it back, and the object keeps it. It is known beforehand where there is one feature, after
     :meth:`sync` on the CPU and :meth:`to`, and from :meth:`from_jt_dict`. Nothing else waits.
@@ -38,24 +38,24 @@ class KeyedJaggedTensor(KeyedRows):
         lengths: ``[S]``, int32 or int64: the number of ids in each row; they add up to N. S is ``F * B``, or the sum of
             the features' own batch sizes.
         offsets: ``[S + 1]``, int32 or int64: where each row begins, and the end. Lengths or offsets must be given. Both
-            are compared on the CPU; on CUDA the offsets count. That they are those of N values is not checked here: on
-            CUDA it would wait for the device. The operators check it. Of no values, tensors without elements mean no
-            rows, whatever their dtype.
+            are compared on the CPU; on CUDA the offsets count. That they fit N values is not checked here: on CUDA it
+            would wait for the device. The operators check it. Without values, tensors without elements mean no rows,
+            whatever their dtype.
         stride: the batch size B. Default: from the number of rows.
-        stride_per_key_per_rank: for features with batches of different sizes: for each feature the sizes that its own
-            adds up from, one for each process of a distributed program. Lists, or a tensor on the CPU.
-        stride_per_key: for each feature its batch size: ``[2, 3]`` for two features with batches of 2 and 3 examples.
-        length_per_key: for each feature the number of its ids, if known: nothing then waits for the device. Compared on
-            the CPU; on CUDA it is believed.
+        stride_per_key_per_rank: the batch sizes of each feature on each process of a distributed program, for features
+            with batches of different sizes: a feature's batch size is their sum. Lists, or a tensor on the CPU.
+        stride_per_key: the batch size of each feature: ``[2, 3]`` for two features with batches of 2 and 3 examples.
+        length_per_key: the number of ids of each feature, if known: nothing then waits for the device. Compared on the
+            CPU; on CUDA it is believed.
         offset_per_key: the sums of ``length_per_key``, compared on the CPU; not used otherwise.
         lengths_offset_per_key, index_per_key, jt_dict: TorchRec's caches, for its argument order; not used.
-        inverse_indices: keys and a tensor that say which row each example of the full batch has, for features whose
-            equal rows were merged. Carried along, not used.
+        inverse_indices: keys and a tensor with the row of each example of the full batch, for features whose equal rows
+            were merged. Carried along, not used.
 
     Raises:
         TypeError: keys that are no strings; another argument that is no tensor.
         ValueError: keys that are not distinct; neither lengths nor offsets; a number of rows that does not fit the keys
-            and strides; arguments that contradict each other; wrong dtypes, ranks, sizes or devices.
+            and strides. Also arguments that contradict each other, and wrong dtypes, ranks, sizes or devices.
 
     Source: ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
 
@@ -159,7 +159,7 @@ class KeyedJaggedTensor(KeyedRows):
         Make a ``KeyedJaggedTensor`` of one ``JaggedTensor`` for each feature.
 
         Args:
-            jt_dict: at least one feature by name; all weighted, or none. Dtypes that differ are promoted as by
+            jt_dict: the features by name, at least one; all weighted, or none. Dtypes that differ are promoted as by
                 :func:`torch.cat`.
 
         Raises:
@@ -188,8 +188,8 @@ class KeyedJaggedTensor(KeyedRows):
         Join the features of several ``KeyedJaggedTensor`` in one.
 
         Args:
-            kjt_list: at least one object; no key twice; all weighted, or none. Dtypes that differ are promoted as by
-                :func:`torch.cat`.
+            kjt_list: the objects, at least one; no key twice; all weighted, or none. Dtypes that differ are promoted as
+                by :func:`torch.cat`.
 
         Raises:
             ValueError: no object; a key twice; weights of some only.
@@ -232,10 +232,10 @@ class KeyedJaggedTensor(KeyedRows):
         Make a ``KeyedJaggedTensor`` without features.
 
         Args:
-            is_weighted: whether it has weights, of which there are none. Default False.
-            device: where its tensors are. Default: torch's default device.
-            values_dtype: default: torch's default dtype.
-            weights_dtype: default: torch's default dtype.
+            is_weighted: whether the object has weights, which are empty too. Default False.
+            device: the device of its tensors. Default: torch's default device.
+            values_dtype: the dtype of the values. Default: torch's default dtype.
+            weights_dtype: the dtype of the weights. Default: torch's default dtype.
             lengths_dtype: int32 (default) or int64.
         """
         rows = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
@@ -373,7 +373,7 @@ class KeyedJaggedTensor(KeyedRows):
         Copy the tensors to a device, as :meth:`torch.Tensor.to`. The numbers that :meth:`sync` found stay known.
 
         Args:
-            device: where to.
+            device: the device to which the tensors go.
             non_blocking: whether not to wait for copies from pinned memory. Default False.
             dtype: the new dtype of the weights, if there are any. Default: theirs.
         """

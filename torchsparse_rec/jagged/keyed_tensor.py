@@ -18,13 +18,13 @@ class KeyedTensor(Node):
     """
     Dense tensors side by side in one, each known by its key: the pooled embeddings of several features.
 
-    Names and argument order are those of TorchRec's class. A pytree node: it can be an argument and a result of
-    compiled and exported functions. Under ``torch.compile`` and ``torch.export`` nothing is checked. ``str()`` is
-    TorchRec's; where there are many values, or they are not on the CPU, it shows shapes, as ``repr()``.
+    Names and argument order are TorchRec's. A pytree node: it can be an argument and a result of compiled and exported
+    functions. Under ``torch.compile`` and ``torch.export`` nothing is checked. ``str()`` is TorchRec's; where there are
+    many values, or they are not on the CPU, it shows shapes, as ``repr()``.
 
     Args:
         keys: K distinct strings.
-        length_per_key: each key's size in the dimension ``key_dim``; the sizes add up to that of ``values``.
+        length_per_key: each key's size in the dimension ``key_dim``; the sizes add up to the size of ``values``.
         values: any dtype and rank above ``key_dim``; without keys and elements any rank.
         key_dim: the dimension in which the tensors lie side by side. Default 1, after the batch.
         offset_per_key, index_per_key: TorchRec's caches, for its argument order; not used.
@@ -85,7 +85,7 @@ class KeyedTensor(Node):
 
         Args:
             keys: K distinct strings.
-            tensors: K tensors of the same sizes but for dimension ``cat_dim``.
+            tensors: K tensors of the same sizes except in dimension ``cat_dim``.
             key_dim: the dimension of :class:`KeyedTensor`. Default 1.
             cat_dim: the dimension to concatenate in: for several tensors ``key_dim``, which may be counted from the
                 end. It is there for TorchRec's argument order; TorchRec takes any dimension, but no key can be read
@@ -147,7 +147,7 @@ class KeyedTensor(Node):
         Concatenate the tensors of several ``KeyedTensor`` by groups of keys.
 
         Args:
-            keyed_tensors: objects with the same ``key_dim`` and, but for that dimension, the same sizes.
+            keyed_tensors: objects with the same ``key_dim`` and, except in that dimension, the same sizes.
             groups: the keys of each result, in order, at least one. A key may be in several groups or in none.
 
         Returns:
@@ -187,8 +187,8 @@ class KeyedTensor(Node):
         Concatenate tensors by groups of keys, as :meth:`regroup`, and name each group.
 
         Args:
-            keyed_tensors: as in :meth:`regroup`.
-            groups: as in :meth:`regroup`.
+            keyed_tensors: the argument of :meth:`regroup`.
+            groups: the argument of :meth:`regroup`.
             keys: the name of each group.
 
         Raises:

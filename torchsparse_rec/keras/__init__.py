@@ -1,7 +1,7 @@
 """
-Layers and optimizers for Keras 3 on its torch backend, whose steps cost what the batch touches.
+Layers and optimizers for Keras 3 on its torch backend: a step costs only what the batch touches.
 
-Keras has to run on torch: set ``KERAS_BACKEND=torch`` before ``keras`` is first imported.
+Keras must run on torch: set ``KERAS_BACKEND=torch`` before ``keras`` is first imported.
 """
 
 from ._backend import check_backend

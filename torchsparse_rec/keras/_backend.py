@@ -20,7 +20,7 @@ def check_backend() -> None:
     Import Keras, which must run on torch.
 
     Raises:
-        ImportError: Keras is not installed, or runs on another backend, or would: the error says what to set.
+        ImportError: Keras is not installed, or runs on another backend, or would: the error names the setting.
     """
     chosen = os.environ.get("KERAS_BACKEND")
     if "keras" not in sys.modules and chosen != "torch":  # importing Keras could import another framework, and fix it

@@ -1,4 +1,4 @@
-"""What Keras's optimizers need to step tables by rows: gradients as values and rows, and slots that may be behind."""
+"""Parts of Keras's optimizers that step tables by rows: gradients as values and rows, and slots that may be behind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Slot(keras.Variable):  # type: ignore[misc]
 
 
 def is_stored(variable: Any) -> bool:
-    """Say whether reading a variable gives its own storage: not within a symbolic call or a stateless scope."""
+    """Say whether reading a variable gives its storage: not within a symbolic call or a stateless scope."""
     return variable._value is not None and keras.Variable.value.fget(variable) is variable._value
 
 
@@ -92,7 +92,7 @@ def _looks_at_values(optimizer: Any) -> bool:
 
 @cache
 def torch_class(optimizer: Any) -> Any:
-    """Return the class of which Keras makes an optimizer on torch: its rule is written for lists of tensors."""
+    """Return the class that Keras uses for an optimizer on torch: its rule is written for lists of tensors."""
     return type(optimizer.__new__(optimizer))
 
 
@@ -100,8 +100,8 @@ class ByRows:
     """
     The part of an optimizer that steps tables by rows; it stands before Keras's class among the bases.
 
-    Keras's code sees the values of a COO gradient in place of the gradient: what it does to gradients before a step is
-    done to each element, or depends on the sum of squares alone. The step itself then gets the rows too.
+    Keras's code sees the values of a COO gradient instead of the gradient. Before a step it changes gradients element
+    by element, or by the sum of their squares only. The step itself then gets the rows too.
     """
 
     # The rows of each COO gradient in the step that runs, by the variable's id.
@@ -142,7 +142,7 @@ class ByRows:
     # ---- What Keras calls --------------------------------------------------------------------------------------------
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the slots, and let layers know that this optimizer takes rows."""
+        """Make the slots, and announce to layers that this optimizer takes rows."""
         super().build(variables)  # type: ignore[misc]
         _built[self] = None
 
@@ -186,7 +186,7 @@ class ByRows:
     # ---- Slots -------------------------------------------------------------------------------------------------------
 
     def _slot_storage(self, name: str, variable: Any) -> Tensor:
-        """Return the storage of a slot of a table, rows of which may be behind from now on."""
+        """Return the storage of a slot of a table; its rows may be behind from now on."""
         slot = getattr(self, name)[self._get_variable_index(variable)]  # type: ignore[attr-defined]
         if type(slot) is not Slot:
             slot.__class__ = Slot
@@ -195,7 +195,7 @@ class ByRows:
 
 
 def revert_optimizer(optimizer: Any) -> None:
-    """Turn an optimizer of ours into Keras's, in place, with all rows up to date; leave others as they are."""
+    """Turn an optimizer of ours into Keras's, in place, with all rows up to date; leave others unchanged."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         revert_optimizer(inner)

@@ -1,4 +1,4 @@
-"""Rules under which rows without a gradient stay where they are: Keras's own step, on the batch's rows alone."""
+"""Rules under which rows without a gradient do not move: Keras's own step, on the batch's rows only."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ._by_rows import ByRows, TableStep, torch_class
 __all__ = ["OnRows"]
 
 
-# Changes of the factor of a table, after which all its rows are brought up to date: each costs its rows a power.
+# The changes of a table's factor after which all its rows are brought up to date: each costs a power per row.
 _MOST_FACTORS = 64
 
 
 class _Fading:
-    """By what a step fades the slots of a table, and up to which step the slots of each row have faded."""
+    """The factors by which steps fade the slots of a table, and the step up to which each row's slots have faded."""
 
     def __init__(self, variable: Any, names: list[str]) -> None:
         table = variable._value
         self.variable, self.names = variable, names
         self.steps = 0
-        # Each that a step has had, with the number of steps before the first of them.
+        # Each factor, with the number of steps before the first one that had it.
         self.factors: list[tuple[int, float]] = []
         self.last_step = torch.zeros(table.shape[0], dtype=torch.int32, device=table.device)
 
@@ -33,7 +33,7 @@ class _Fading:
         return len(self.factors) == _MOST_FACTORS and self.factors[-1][1] != factor
 
     def step(self, factor: float, rows: Tensor) -> Tensor:
-        """Count a step with this factor, made by ``rows``; return by what these have to fade before, ``[U, 1]``."""
+        """Count a step with this factor, made by ``rows``; return the factors by which they fade before, ``[U, 1]``."""
         missed = self.missed(self.last_step.index_select(0, rows))
         if not self.factors or self.factors[-1][1] != factor:
             self.factors.append((self.steps, factor))
@@ -57,15 +57,16 @@ class _Fading:
 
 class OnRows(ByRows):
     """
-    The part of an optimizer whose step leaves rows without a gradient alone, but for slots that fade.
+    The part of an optimizer whose step does not change rows without a gradient, except slots that fade.
 
     A step of the optimizer's class runs on copies of the batch's rows, which are then put back.
     """
 
-    # The lists of slots, and the hyperparameter by which a step multiplies those of rows without a gradient, if any.
+    # The lists of slots, and the hyperparameter by which a step multiplies the slots of rows without a gradient, if
+    # any.
     _slots: ClassVar[tuple[str, ...]] = ()
     _factor: ClassVar[str | None] = None
-    # By the index of the variable; for rules that let slots fade.
+    # By the index of the variable; for rules whose slots fade.
     _tables: dict[int, _Fading] = {}
 
     def _step_tables(self, steps: list[TableStep], learning_rate: Any) -> None:
@@ -103,7 +104,7 @@ class OnRows(ByRows):
         return [name for name in self._slots if getattr(self, name, None)]
 
     def _fade(self, steps: list[TableStep], names: list[str]) -> list[Tensor]:
-        """Count a step of slots that fade; return by what those of the batch's rows have to fade before it."""
+        """Count a step of slots that fade; return the factors by which the batch rows' slots fade before it."""
         if self._factor is None:
             return []
         factor = float(getattr(self, self._factor))

@@ -23,7 +23,7 @@ _IDS = (torch.int32, torch.int64)
 
 
 def ids_of(inputs: Any) -> Tensor:
-    """Return a layer's inputs as Keras reads them: what is not int32 or int64 becomes int32."""
+    """Return a layer's inputs as Keras reads them: other types than int32 and int64 become int32."""
     ids = keras.ops.convert_to_tensor(inputs)
     return ids if ids.dtype in _IDS else ids.to(torch.int32)
 
@@ -33,7 +33,7 @@ def are_looked_up_by_us(variables: Sequence[Any]) -> bool:
     Say whether a lookup reads the tables' own storage: neither symbolic, stateless nor in a graph.
 
     Raises:
-        RuntimeError: ``torch.export`` would read a table, rows of which may be behind.
+        RuntimeError: ``torch.export`` would read a table with rows that may be behind.
     """
     if torch.compiler.is_exporting() and any(isinstance(variable._value, StaleParameter) for variable in variables):
         raise RuntimeError(
@@ -58,9 +58,9 @@ def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) 
     Return the module that looks up rows of a layer's tables, in the gradient mode that the optimizer takes.
 
     Args:
-        layer: the layer, which keeps the module out of Keras's and torch's sight: its parameters are the variables'.
+        layer: the layer, which hides the module from Keras and torch: its parameters are the variables'.
         variables: the tables.
-        make: makes the module, on the device ``meta``.
+        make: a function that makes the module, on the device ``meta``.
     """
     weights = [variable._value for variable in variables]
     known: tuple[Rows, list[Any]] | None = layer.__dict__.get("_rows")
@@ -79,7 +79,7 @@ def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) 
 
 
 def _are_sparse(variables: Sequence[Any]) -> bool:
-    """Say whether the gradients of the lookup that runs should have the batch's rows alone."""
+    """Say whether the gradients of the lookup that runs should have the batch's rows only."""
     if any(variable.regularizer is not None or variable.constraint is not None for variable in variables):
         return False  # Keras reads or writes the whole table in every step
     # Keras notes the outermost layer that is being called: of a model in training, the model itself.

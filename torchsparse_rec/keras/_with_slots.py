@@ -18,12 +18,13 @@ __all__ = ["WithSlots"]
 class WithSlots(ByRows):
     """The part of an optimizer that steps tables by an optimizer of :mod:`torchsparse_rec.optim`."""
 
-    # Whether the rule needs to know how many steps have been taken.
+    # Whether the rule needs the number of steps that have been taken.
     counts_steps = True
     _ours: RowOptimizer | None = None
 
-    # What each rule has: an optimizer of ours for groups of tables; Keras's list of slots for each state of it; and a
-    # group's hyperparameters by the learning rate, the number of the step, the dtype, and whether the tables decay.
+    # Each rule has an optimizer of ours for groups of tables, and Keras's list of slots for each state of it. It also
+    # has a group's hyperparameters by the learning rate, the number of the step, the dtype, and whether the tables
+    # decay.
     _new_optimizer: Callable[[list[dict[str, Any]]], RowOptimizer]
     _slots_by_state: Callable[[], dict[str, str]]
     _settings: Callable[[float, int, torch.dtype, bool], dict[str, Any]]
@@ -36,7 +37,7 @@ class WithSlots(ByRows):
         ours.step_tables([(step.variable._value, Gradient(step.rows, step.values)) for step in steps])
 
     def _optimizer_of(self, variables: list[Any], done: int) -> RowOptimizer:
-        """Return our optimizer, which holds these tables and knows how many steps have been done."""
+        """Return our optimizer, which holds these tables and the number of steps that have been done."""
         ours = self._ours
         known = set() if ours is None else {id(p) for group in ours.param_groups for p in group["params"]}
         for decays in (False, True):

@@ -20,9 +20,9 @@ def convert(model: Any) -> Any:
     """
     Turn every ``keras.layers.Embedding`` of a model into :class:`Embedding`, in place.
 
-    The layer objects stay and change their class: weights, names, the graph of a functional model, and layers shared
-    between places stay as they are, and so does the optimizer, whose slots are kept. Layers that extend Keras's class
-    stay as they are, and a warning names them. A warning also tells if nothing was changed.
+    The layer objects stay and change their class. Weights, names, the graph of a functional model, and layers shared
+    between places stay unchanged. The optimizer stays too, and its slots are kept. Layers that extend Keras's class
+    stay unchanged, and a warning names them. A warning also says if nothing was changed.
 
     Args:
         model: a Keras model, built or not, or a layer.
@@ -59,7 +59,7 @@ def revert(model: Any) -> Any:
 
     All rows and slots are brought up to date first; no other bit changes. A model that is then saved with
     ``model.save("model.keras")`` loads where torchsparse_rec is not installed, on any backend. Layers that Keras does
-    not have stay as they are, and a warning names them: :class:`EmbeddingBag`, :class:`EmbeddingBagCollection`.
+    not have stay unchanged, and a warning names them: :class:`EmbeddingBag`, :class:`EmbeddingBagCollection`.
 
     Args:
         model: a Keras model, or a layer.

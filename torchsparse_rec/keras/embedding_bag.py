@@ -20,20 +20,20 @@ class EmbeddingBag(keras.layers.Layer):  # type: ignore[misc]
     """
     A table whose rows are pooled, bag by bag, in one pass: :class:`torchsparse_rec.nn.EmbeddingBag` for Keras.
 
-    The gradient's layout follows the optimizer as that of :class:`Embedding` does.
+    The gradient's layout follows the optimizer, as for :class:`Embedding`.
 
     Args:
         input_dim: the rows of the table.
         output_dim: the elements of a row.
-        combiner: how a bag's rows ``x`` with weights ``w`` (1 if none are given) become one: ``"sum"``: ``sum(w x)``;
+        combiner: the pooling of a bag's rows ``x`` with weights ``w`` (1 if none are given): ``"sum"``: ``sum(w x)``;
             ``"mean"`` (default): ``sum(w x) / sum(w)``; ``"sqrtn"``: ``sum(w x) / sqrt(sum(w^2))``. A denominator of
             zero gives 0.
-        embeddings_initializer, embeddings_regularizer, embeddings_constraint: as of :class:`Embedding`.
+        embeddings_initializer, embeddings_regularizer, embeddings_constraint: the arguments of :class:`Embedding`.
         mask_zero: whether id 0 is padding, which counts in no bag. Default False.
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:
-        ``inputs``: ``[B, L]``, B bags of L ids; what is not int32 or int64 is cast to int32. ``weights``: as
+        ``inputs``: ``[B, L]``, B bags of L ids; other types than int32 and int64 are cast to int32. ``weights``: as
         ``inputs``, or None. The result: ``[B, output_dim]``, in the layer's compute dtype.
 
     Raises:

@@ -23,19 +23,19 @@ class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
     """
     Tables that are looked up and pooled together: :class:`torchsparse_rec.nn.EmbeddingBagCollection` for Keras.
 
-    The layout of the gradients follows the optimizer as that of :class:`Embedding` does, for all tables alike.
+    The layout of the gradients follows the optimizer, as for :class:`Embedding`, for all tables alike.
 
     Args:
-        tables: a :class:`torchsparse_rec.nn.EmbeddingBagConfig` for each table, or a dict of its arguments:
+        tables: a :class:`torchsparse_rec.nn.EmbeddingBagConfig` for each table, or a dict of its arguments. These are
             ``num_embeddings``, ``embedding_dim``, ``name``, ``feature_names``, ``padding_idx`` (an id that counts in no
             bag; default None) and ``pooling`` (``"sum"``, the default, ``"mean"`` or ``"sqrtn"``).
-        embeddings_initializer: what the tables begin with. Default ``"uniform"``.
+        embeddings_initializer: the initial values of the tables. Default ``"uniform"``.
         kwargs: ``name``, ``dtype``, ``trainable`` ... of every layer.
 
     Shape:
-        ``inputs``: a dict from features to ids, ``[B, L]`` with an L of its own, or ``[B]``; what is not int32 or int64
-        is cast to int32. The result: ``[B, W]``, the pooled rows of each table's features side by side in the order of
-        ``tables``, in the layer's compute dtype.
+        ``inputs``: a dict from features to ids, ``[B, L]``, each with its own L, or ``[B]``; other types than int32 and
+        int64 are cast to int32. The result: ``[B, W]``, the pooled rows of each table's features side by side in the
+        order of ``tables``, in the layer's compute dtype.
 
     Raises:
         IndexError: an id outside its table.
@@ -117,7 +117,7 @@ class EmbeddingBagCollection(keras.layers.Layer):  # type: ignore[misc]
 
 
 def _copied(initializer: Any) -> Any:
-    """Return an initializer with a seed of its own: one of Keras's gives every table of one shape the same values."""
+    """Return an initializer with its own seed: one of Keras's gives every table of one shape the same values."""
     return initializer.clone() if isinstance(initializer, keras.initializers.Initializer) else initializer
 
 

@@ -32,8 +32,8 @@ class SGD(WithSlots, _SGD):  # type: ignore[valid-type,misc]
     With ``momentum`` rows without a gradient move too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is dense;
-            with ``use_ema`` each step reads all rows for their average.
+        args, kwargs: Keras's arguments. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is
+            dense; with ``use_ema`` each step reads all rows for their average.
 
     Source: ``keras.optimizers.SGD``.
 
@@ -94,7 +94,8 @@ class Adagrad(OnRows, _Adagrad):  # type: ignore[valid-type,misc]
     :class:`keras.optimizers.Adagrad`, which steps tables by rows.
 
     Args:
-        args, kwargs: as Keras's. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is dense.
+        args, kwargs: Keras's arguments. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is
+            dense.
 
     Source: ``keras.optimizers.Adagrad``.
 
@@ -122,8 +123,8 @@ class RMSprop(OnRows, _RMSprop):  # type: ignore[valid-type,misc]
     The averages of rows without a gradient fade too, when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``momentum``, ``weight_decay`` or ``gradient_accumulation_steps`` a table's
-            gradient is dense.
+        args, kwargs: Keras's arguments. With ``momentum``, ``weight_decay`` or ``gradient_accumulation_steps`` a
+            table's gradient is dense.
 
     Source: ``keras.optimizers.RMSprop``.
 
@@ -158,7 +159,8 @@ class Adadelta(OnRows, _Adadelta):  # type: ignore[valid-type,misc]
     The averages of rows without a gradient fade too, when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is dense.
+        args, kwargs: Keras's arguments. With ``weight_decay`` or ``gradient_accumulation_steps`` a table's gradient is
+            dense.
 
     Source: ``keras.optimizers.Adadelta``.
 
@@ -224,8 +226,8 @@ class Adam(_Adams, _Adam):  # type: ignore[valid-type,misc]
     Rows without a gradient move too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema``
-            each step reads all rows for their average.
+        args, kwargs: Keras's arguments. With ``gradient_accumulation_steps`` a table's gradient is dense; with
+            ``use_ema`` each step reads all rows for their average.
 
     Source: ``keras.optimizers.Adam``.
 
@@ -252,8 +254,8 @@ class AdamW(_Adams, _AdamW):  # type: ignore[valid-type,misc]
     Rows without a gradient move and decay too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema``
-            each step reads all rows for their average.
+        args, kwargs: Keras's arguments. With ``gradient_accumulation_steps`` a table's gradient is dense; with
+            ``use_ema`` each step reads all rows for their average.
 
     Source: ``keras.optimizers.AdamW``.
 
@@ -281,7 +283,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[m
 
     Args:
         inner_optimizer: the optimizer that steps.
-        args, kwargs: as Keras's.
+        args, kwargs: Keras's arguments.
 
     Source: ``keras.optimizers.LossScaleOptimizer``.
 

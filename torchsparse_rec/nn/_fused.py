@@ -1,7 +1,7 @@
 """
 The fused gradient mode: backward updates the tables, whose gradient never becomes a ``.grad``.
 
-In autograd's graph a lookup depends on a hidden leaf in place of its tables. Its backward is given the gradient of the
+In autograd's graph a lookup depends on a hidden leaf instead of its tables. Its backward is given the gradient of the
 result, and updates the tables with the optimizer that holds them. A table that several lookups of one backward have
 read is updated once, when that backward has ended.
 
@@ -54,7 +54,7 @@ from .plan import Ids, Plan
 
 _lock = threading.RLock()
 _lookups = itertools.count()
-# Lookups of one table that await their backward, from which on some are looked at whether they still do.
+# The number of lookups of one table that await their backward at which expired ones are removed.
 _MANY = 64
 
 
@@ -77,9 +77,9 @@ class FusedLookups:
 
     Args:
         plan: the lookups.
-        module: whose tables they are. It may be gone when a backward comes.
-        numbers: of these tables among the module's.
-        leaf: the tensor on which the lookups depend in place of the tables.
+        module: the module that owns the tables. It may be gone when a backward comes.
+        numbers: the numbers of these tables among the module's.
+        leaf: the tensor on which the lookups depend instead of the tables.
     """
 
     def __init__(self, plan: Plan, module: Owner, numbers: tuple[int, ...], leaf: Tensor) -> None:
@@ -88,7 +88,7 @@ class FusedLookups:
         self._node: Any = None
         self.prepared: Prepared | None = None
         self._tables: TableSet | None = None
-        # The arguments of the last _by_optimizer() and what it found for them.
+        # The arguments of the last _by_optimizer() and its result.
         self._optimizers: tuple[int, TableSet, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
 
     def __call__(self, ids: Ids, training: bool) -> Tensor:
@@ -99,7 +99,7 @@ class FusedLookups:
         return read(self.plan, self.tables(), ids)[0]
 
     def tables(self) -> TableSet:
-        """Return the tables, as they are stored now."""
+        """Return the tables in their stored form."""
         module, known = self._module(), self._tables
         weights = None if module is None else module._stored_weights()
         if weights is not None and len(weights) != len(self._numbers):
@@ -128,7 +128,7 @@ class FusedLookups:
 
         Raises:
             RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
-                or is in a DistributedDataParallel: these need a gradient, which fused lookups never give.
+                or is in a DistributedDataParallel. All of these need a gradient, and fused lookups give none.
         """
         wanted, hooked, wrong = [], [], None
         for weight in tables.weights:  # one loop: each lookup asks it of each table

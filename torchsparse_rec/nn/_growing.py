@@ -1,4 +1,4 @@
-"""Lookups of several tables, some of which grow: their keys are first replaced by rows."""
+"""Lookups of several tables where some grow: their keys are first replaced by rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows_of_keys(
     Replace the keys of tables that grow by rows.
 
     A table in training gets new rows for new keys. A table in ``eval()`` does not: the values of the looked up keys
-    become a table of their own for this lookup, which has no gradient.
+    become a separate table for this lookup, without a gradient.
 
     Args:
         plan: the lookups.
@@ -50,8 +50,8 @@ def rows_of_keys(
         growing: the tables that grow, by number.
         ids: the keys, and the ids of the other tables.
         lengths: the number of ids of each feature.
-        occurrences: how often each id is looked up, as which training counts it, where ids come without offsets and
-            no feature is looked up twice. Default: once.
+        occurrences: the number of times that each id is looked up, as training counts it. It needs ids without offsets,
+            and no feature may be looked up twice. Default: once.
 
     Returns:
         The plan, the tables and the ids, with rows for keys. ``ids.indices`` is a new tensor.
@@ -128,14 +128,14 @@ def _rows_together(ids: Tensor, variables: list[EmbeddingVariable], keys: list[l
         ids: the keys, feature by feature.
         variables: the tables.
         keys: the numbers of each table's features. The tables are in the order of their first ones.
-        ends: where each feature ends.
+        ends: the end of each feature's ids.
     """
     if not variables:
         return ids.to(torch.int64, copy=True)
     begins = [0, *ends]
     if all([len(its) == 1 for its in keys]):
         return _rows_of_parts(ids, [(begins[its[0]], ends[its[0]]) for its in keys], variables)
-    # The operator takes the keys of a table one after the other.
+    # The operator takes the keys of a table in one piece.
     places = [slice(begins[key], ends[key]) for its in keys for key in its]
     sizes = [place.stop - place.start for place in places]
     its_ends = list(accumulate([sum([ends[key] - begins[key] for key in its]) for its in keys]))

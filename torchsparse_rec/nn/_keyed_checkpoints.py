@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored
+from ..checkpoint.growing import checked, checks_of, restore, save
+from ..checkpoint.loaded import counts_of, problem_of_state
 from ..tables.growing import marked, plain_rows
 from ..tables.part import are_left_out
 from ..tables.table import split_part
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
-from ..variable.loaded import counts_of, problem_of_state
 from ..variable.records import Part
-from ..variable.saving import checked, checks_of, restore, save
 from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
@@ -38,9 +38,9 @@ class KeyedCheckpoints(KeyedTable):
         whatever fails, earlier versions stay whole. Evict options are applied first.
 
         Args:
-            path: a folder for this variable alone.
-            keep: how many of the last restorable versions stay. Default: all.
-            on_phase: is called with the name of each phase.
+            path: a folder that is only for this variable.
+            keep: the number of restorable versions that stay, the last ones. Default: all.
+            on_phase: a function that is called with the name of each phase.
 
         Returns:
             The version's number.
@@ -78,7 +78,7 @@ class KeyedCheckpoints(KeyedTable):
         self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
     ) -> int:
         """
-        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
+        Write the changes since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
 
         If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
         changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
@@ -86,8 +86,8 @@ class KeyedCheckpoints(KeyedTable):
 
         Args:
             path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
-            keep: as of :meth:`save`.
-            on_phase: as of :meth:`save`.
+            keep: the argument of :meth:`save`.
+            on_phase: the argument of :meth:`save`.
 
         Returns:
             The version's number.
@@ -129,15 +129,15 @@ class KeyedCheckpoints(KeyedTable):
         Args:
             path: a folder of :meth:`save`; or several, of the shards of one table.
             version: the checkpoint's number. Default: the newest.
-            shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
-            num_shards: default 1: all keys are restored.
+            shard: the number of this shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
+            num_shards: the number of shards. Default 1: all keys are restored.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
             OSError: a file cannot be read. If it disappears while rows are written, the rows read until then stay.
-            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype; or it is damaged, or not
-                what a variable writes, and the error names the file. The variable is unchanged then: everything is
-                read and checked first.
+            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype. Or it is damaged, or not a
+                variable's checkpoint; then the error names the file. The variable is unchanged then: everything is read
+                and checked first.
 
         Example:
             See :meth:`save`.
@@ -149,8 +149,7 @@ class KeyedCheckpoints(KeyedTable):
         if not paths:
             raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
         chains = checked(self._rows, paths, version)
-        with self.writing():
-            self._training.forget()
+        with self.replacing():
             restore(self._rows, chains, shard, num_shards)
 
     # ---- state_dict --------------------------------------------------------------------------------------------------
@@ -169,7 +168,7 @@ class KeyedCheckpoints(KeyedTable):
             return super().state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> Tensor:
-        """Return the state that is not in tensors, for ``state_dict()``, as a tensor: many know no other values."""
+        """Return the state that is not in tensors, for ``state_dict()``, as a tensor: much code takes only these."""
         return torch.tensor([self.global_step, self._rows.evicted, self._rows.seen], device="cpu")
 
     def set_extra_state(self, state: Tensor | dict[str, int]) -> None:

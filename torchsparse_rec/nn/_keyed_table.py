@@ -1,4 +1,4 @@
-"""A table of rows by key: what it contains, and what optimizers call."""
+"""A table of rows by key: its contents, and the calls from optimizers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch.nn import Parameter
 
 from .._torch import as_stored
 from .._torch_modules import is_averaging
+from ..checkpoint.growing import checked, restore
+from ..checkpoint.parts import SavedRows, SavedTable
 from ..tables.growing import Places
 from ..tables.table import split_part, table_of
 from ..typing import GradMode
@@ -29,7 +31,6 @@ from ..variable.own_tensors import OwnTensors
 from ..variable.read_write_lock import ReadWriteLock, writing
 from ..variable.records import Export
 from ..variable.rows import TableRows
-from ..variable.saving import checked, restore
 from ..variable.share import keep
 from ..variable.store import RowStore
 from ..variable.training_rows import TrainingRows
@@ -77,7 +78,7 @@ class KeyedTable(GradModeMixin):
         seed = zlib.crc32(self.name.encode()) if seed is None else seed
         self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
         self.register_parameter("weight", Parameter(new_zeros((capacity, embedding_dim), dtype, device)))
-        #: Of the copy in an AveragedModel: the table that it is a copy of.
+        #: The table of which this one is the copy in an AveragedModel; else None.
         self._model: weakref.ref[KeyedTable] | None = None
         self._lock = ReadWriteLock()
         self._store = store = RowStore(self.name, key_dtype, self.keys, self._parameters, self.stored_weight)
@@ -106,6 +107,22 @@ class KeyedTable(GradModeMixin):
     @global_step.setter
     def global_step(self, step: int) -> None:
         self._store.step = step
+
+    @property
+    def table_rows(self) -> TableRows:
+        """The rows of all tiers, with their keys: for checkpoints, optimizers' states and tables over ranks."""
+        return self._rows
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return the table, for checkpoints."""
+        return [SavedRows("weight", self)]
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Hold the lock for writing while all rows are replaced: nothing is known of keys that waited for rows."""
+        with self.writing():
+            self._training.forget()
+            yield
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -188,7 +205,7 @@ class KeyedTable(GradModeMixin):
 
     @torch.no_grad()
     def keep_keys(self, has: Callable[[Tensor], Tensor], share: int | None) -> None:
-        """Let go of all keys but some, as this rank's part of the table; see :func:`keep`."""
+        """Drop all keys but some, as this rank's part of the table; see :func:`keep`."""
         with self.settled():
             keep(self._rows, has, share)
             self._training.forget()
@@ -204,8 +221,8 @@ class KeyedTable(GradModeMixin):
 
         Args:
             tensors: arrays or tensors by name: for every ``<prefix>-keys`` the ``<prefix>-values``, and perhaps
-                ``<prefix>-freqs`` and ``<prefix>-versions``: DeepRec's names, of one variable or all its partitions;
-                also the result of ``numpy.load`` for an ``.npz`` file.
+                ``<prefix>-freqs`` and ``<prefix>-versions``. These are DeepRec's names, of one variable or all its
+                partitions. The result of ``numpy.load`` for an ``.npz`` file will do.
 
         Returns:
             How many rows were inserted, on this rank if the table is split over ranks.
@@ -297,9 +314,9 @@ class KeyedTable(GradModeMixin):
         Returns:
             ``keys`` with a row; keys ever ``admitted``; ids ``filtered``, looked up in training before admission;
             ``waiting``: keys that a :class:`CounterFilter` counts; ``evicted`` keys; ``failed`` ids, without room;
-            ``capacity`` in rows; ``global_step``; for each tier (``hbm``, ``dram``, ``ssd``) ``rows_*``, ``bytes_*``
-            (rows, keys and optimizer states) and ``hit_rate_*``, the tier's share of ids looked up in training;
-            ``bytes_filter``. On CUDA it waits for the device.
+            ``capacity`` in rows; ``global_step``; ``bytes_filter``. For each tier (``hbm``, ``dram``, ``ssd``) also
+            ``rows_*``, ``bytes_*`` (rows, keys and optimizer states) and ``hit_rate_*``, the tier's share of ids looked
+            up in training. On CUDA it waits for the device.
 
         Example:
             >>> from torchsparse_rec.nn import EmbeddingVariable
@@ -347,7 +364,7 @@ class KeyedTable(GradModeMixin):
             yield
 
     def _leave_inference_mode(self) -> None:
-        """Replace tensors made in inference mode, which no other mode may write."""
+        """Replace tensors made in inference mode: no other mode may write them."""
         for module in self.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_inference():
@@ -372,8 +389,8 @@ class KeyedTable(GradModeMixin):
         """
         Bring all rows up to date, and return the row of each key: code of others is about to read or write them.
 
-        The copy in an AveragedModel first gives its rows to the keys that the model has now: those that are new begin
-        with their initial values.
+        The copy in an AveragedModel first gives its rows to the keys that the model has now; new keys begin with their
+        initial values.
         """
         model = None if self._model is None or not is_averaging(reader) else self._model()
         with nullcontext() if model is None else model.writing(), self.writing():
@@ -384,7 +401,7 @@ class KeyedTable(GradModeMixin):
 
     @torch.no_grad()
     def _follow(self, model: KeyedTable) -> None:
-        """Take over the keys of another table, and keep the values of those that are in both."""
+        """Take over the keys of another table, and keep the values of keys that are in both."""
         weight = self.stored_weight()
         if self.cold is not None or model.cold is not None:
             raise RuntimeError(
@@ -401,7 +418,7 @@ class KeyedTable(GradModeMixin):
         made = new_zeros((model.keys.capacity, self.embedding_dim), weight.dtype, weight.device)
         made[: self.keys.reserved] = self._training.default
         made[rows] = values
-        self._store._replace(made)
+        self._store.replace(made)
         self.keys.follow(model.keys)
         if self.admission is not None and model.admission is not None:
             self.admission.load_state_dict(model.admission.state_dict())

@@ -13,11 +13,11 @@ from ..ops.embedding import lookup_bags, lookup_rows, padding_number, with_last_
 from ._refusals import NO_TORCHSCRIPT
 from .gradients import coalesced_mark
 
-# Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch; that of our
-# operator is a Python function, which takes some 25 us, most of the time of a small lookup. torch's backward adds in
-# the order of the ids, as ours does, so both give the same bits. It is slower per id (its threads all read all ids),
-# so larger lookups gain from ours. The limit was fitted on two busy cores, where both took the same time at about
-# 1,500, 1,300 and 450 ids of 8, 32 and 128 elements: an id costs as much as 40 elements do.
+# Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch. Our operator's
+# is a Python function, which takes some 25 us, most of the time of a small lookup. torch's backward adds in the order
+# of the ids, as ours does, so both give the same bits. It is slower per id (its threads all read all ids), so larger
+# lookups gain from ours. The limit was fitted on two busy cores. Both took the same time there at about 1,500, 1,300
+# and 450 ids of 8, 32 and 128 elements: an id costs as much as 40 elements do.
 _SMALL_LOOKUP = 75_000
 _ELEMENTS_PER_ID = 40
 

@@ -1,4 +1,4 @@
-"""Lookups with a largest norm: rows are clipped as they are read, before they are pooled; tables stay as they are."""
+"""Lookups with a largest norm: rows are clipped in reading, before they are pooled; tables stay unchanged."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from .plan import NO_LOOKUPS, Plan
 
 class TableOwner(torch.nn.Module):
     """
-    A module with a table ``weight``, rows of which an optimizer of this package may leave stale.
+    A module with a table ``weight`` in which an optimizer of this package may leave rows stale.
 
     The class of the parameter flushes them before other code reads a row (``tables/stale.py``). Compilers, however, and
     some functions of torch read the storage: so the property ``weight`` flushes too, and ``eval()``, for exported
@@ -61,7 +61,7 @@ class TableOwner(torch.nn.Module):
         del self.__dict__["weight"]
 
     def stored_weight(self) -> Parameter:
-        """Return the table as it is stored, stale rows included, or as it is computed (parametrized)."""
+        """Return the stored table, stale rows included, or the computed one (parametrized)."""
         stored = self._parameters.get("weight")
         return stored if stored is not None else self.weight  # type: ignore[return-value]
 
@@ -71,7 +71,7 @@ class TableOwner(torch.nn.Module):
             table_of(stored).flush()
 
     def _may_be_stale(self) -> bool:
-        """Say whether rows can become stale, from the gradient mode alone, which is all that compilers know."""
+        """Say whether rows can become stale, by the gradient mode only: compilers know no more."""
         return self._grad_mode not in (None, "dense")
 
     def train(self, mode: bool = True):
@@ -95,15 +95,15 @@ class FusedOwner(Refusals):
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
     _last_way: Any
-    """A way of ``_route.py``, which knows owners: they do not know it."""
+    """A way of ``_route.py``, which imports this module: its types cannot be imported here."""
     _known_tables: dict[tuple[int, ...], TableSet]
     _leaf: Tensor
     _number: int
     _grad_mode: GradMode | None = None
-    # The layout of gradients where the mode is None, and the operator of lookups that need no other.
+    # The layout of gradients where the mode is None, and the operator of ordinary lookups.
     _sparse: bool = False
     _operator = "embedding_collection"
-    # The tables as they are stored, in the order of the whole plan.
+    # The stored tables, in the order of the whole plan.
     _stored_weights: Callable[[], list[Parameter]]
 
     def _init_fused(self) -> None:
@@ -140,7 +140,7 @@ class FusedOwner(Refusals):
         return known
 
     def forget_lookups(self) -> None:
-        """Drop what is kept of past lookups: the tables may be other ones, or on another device."""
+        """Drop the records of past lookups: the tables may be other ones, or on another device."""
         self._fused, self._last_fused, self._last_way, self._known_tables = {}, None, None, {}
         if self._may_fuse():
             with torch.inference_mode(False):  # a leaf of inference mode has no node, and no backward reaches it
@@ -183,5 +183,5 @@ class FusedOwner(Refusals):
 
 
 def _follow_tables(module: FusedOwner, _keys: Any) -> None:
-    """Drop what is kept of past lookups: after ``load_state_dict(assign=True)`` the tables may be other ones."""
+    """Drop the records of past lookups: after ``load_state_dict(assign=True)`` the tables may be other ones."""
     module.forget_lookups()

@@ -1,4 +1,4 @@
-"""The step of tables that backward updates, once more: what a complete one found is compared, and not found again."""
+"""The step of tables that backward updates, repeated: the findings of a complete step are compared, not found again."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Prepared"]
 
 class Prepared:
     """
-    A step of all tables of a lookup by one call of an operator, and what it rests on.
+    A step of all tables of a lookup by one call of an operator, and its conditions.
 
-    Whoever has it asks before each use whether that still holds, and takes the complete way if not: that one knows all
-    errors. Nothing here is a promise about the next step but what it would find anyway.
+    Before each use the caller asks whether the conditions still hold, and takes the complete way if not: that way has
+    all checks. What is kept here changes no result: the complete way would find the same.
 
     Args:
-        tables: of the lookup.
-        optimizer: that holds all of them.
+        tables: the tables of the lookup.
+        optimizer: the optimizer that holds all of them.
         group: the step that has just ended.
     """
 
@@ -45,7 +45,7 @@ class Prepared:
 
     @classmethod
     def after(cls, tables: TableSet, optimizer: RowOptimizer, groups: list[StepGroup]) -> Prepared | None:
-        """Return what the next step can take from one that has just ended, or None if it was not of the usual kind."""
+        """Return what the next step can use of one that has just ended; None: it was not of the usual kind."""
         usual = len(groups) == 1 and groups[0].writable and not groups[0].all_rows and not groups[0].grows
         usual = usual and not see_operators(tables.weights)
         if not usual or len(groups[0].parameters) < len(tables.weights):
@@ -68,7 +68,7 @@ class Prepared:
         """
         Step all tables, or return False with nothing done where the complete way is needed.
 
-        The caller has seen that all of them require gradients, and that no other lookup's gradients are awaited.
+        The caller has checked that all tables require gradients, and that no other lookup's gradients are awaited.
         """
         optimizer, group = self._optimizer(), self.group
         if self._changes != Table.changes or optimizer is None or not optimizer.in_backward:

@@ -1,4 +1,4 @@
-"""Reading tables with stale rows: rows are brought up to date as they are read, and nothing is written."""
+"""Reading tables with stale rows: rows are brought up to date in reading, and nothing is written."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReadGroup:
         self.all_rows: list[Rows] = []
         self.states: list[Tensor] = []
         self.last_steps: list[Tensor] = []
-        # The plan of the last call and, from the second call by it on, what the kernels hold of it.
+        # The plan of the last call and, from its second call on, the kernels' copy of it.
         self.held: tuple[Plan | None, Held | None] = None, None
 
     def hold(self, plan: Plan, weights: list[Tensor]) -> Held | None:
@@ -78,7 +78,7 @@ class TableSet:
     Tables that are looked up together, grouped by the calls that read them.
 
     Args:
-        weights: the tables' parameters, as they are stored. The keeper of the object checks that they still are.
+        weights: the tables' stored parameters. The keeper of the object checks that they still are.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -115,7 +115,7 @@ class TableSet:
                 group.all_rows.append(rows)
                 group.states.extend(rows.states)
                 group.last_steps.append(rows.last_step)
-        # In this order: other threads ask by `changes` whether the groups are up to date.
+        # In this order: other threads see by `changes` whether the groups are up to date.
         self.kept, self._marks = list(found.values()), None
         self.changes = changes
         return self
@@ -133,7 +133,7 @@ class TableSet:
         return known[1]
 
     def groups(self) -> list[ReadGroup]:
-        """Return the tables in groups, each of which one call reads."""
+        """Return the tables in groups; one call reads a group."""
         if self.changes != Table.changes:
             self.refresh()
         if len(self.kept) == 1 or self.is_stale():
@@ -173,7 +173,7 @@ def versions(weights: Sequence[Tensor]) -> list[int]:
     Return a number for each table, which every update changes and a flush does not.
 
     Raises:
-        RuntimeError: a table has none, as it was made in inference mode.
+        RuntimeError: a table has none, because it was made in inference mode.
     """
     with as_stored():
         if not any(weight.is_inference() for weight in weights):
@@ -186,7 +186,7 @@ def versions(weights: Sequence[Tensor]) -> list[int]:
 
 
 def _is_to_be_written(table: Table) -> bool:
-    """Say whether a flush would write the weight: it does so once until the next step."""
+    """Say whether a flush would write the weight: it writes once until the next step."""
     rows = table.rows
     return rows is not None and rows.clock.history is not None and rows.current != rows.clock.step
 

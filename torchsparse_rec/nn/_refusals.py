@@ -55,7 +55,7 @@ def check_shards(module: torch.nn.Module, kinds: Sequence[str]) -> None:
 
 
 class Refusals(torch.nn.Module):
-    """A module that ``torch.jit`` and ``torch.ao.quantization`` cannot take as it is."""
+    """A module that ``torch.jit`` and ``torch.ao.quantization`` cannot take unchanged."""
 
     def __prepare_scriptable__(self) -> None:
         """Raise ``RuntimeError``: ``torch.jit.script``, which calls this method, cannot compile the lookups."""

@@ -2,22 +2,22 @@
 The routes of lookups: by which operators a lookup goes, and by which its gradient.
 
 Single modules, collections and :func:`lookup_sparse` ask the same two questions of a list of tables.
-:func:`gradient_kinds` says which layout each table's gradient has. :func:`route` says which way a lookup goes whose
+:func:`gradient_kinds` returns the layout of each table's gradient. :func:`route` returns the way of a lookup whose
 tables have gradients of one kind:
 
-* ``"plain"``: rows as they are stored. No row is stale. Forward: ``embedding_collection``, for a single module
-  ``embedding`` or ``embedding_bag`` (``aten::embedding`` for a few ids). Gradient: ``embedding_collection_`` or
-  ``embedding_``, then ``dense_backward`` or ``coo_backward``. In a graph the same operators, with dense gradients.
+* ``"plain"``: stored rows. No row is stale. Forward: ``embedding_collection``, for a single module ``embedding`` or
+  ``embedding_bag`` (``aten::embedding`` for a few ids). Gradient: ``embedding_collection_`` or ``embedding_``, then
+  ``dense_backward`` or ``coo_backward``. In a graph the same operators, with dense gradients.
 * ``"current"``: an optimizer has left rows stale, and they are read up to date. Forward:
   ``embedding_collection_current``. Gradient: ``embedding_collection_dense_backward`` or ``..._coo_backward``. In a
   graph ``current_lookup``, without a gradient to the tables.
 * ``"fused"``: backward updates the tables. Forward: ``embedding_collection``, or ``..._current`` if rows are stale.
   Gradient: ``embedding_collection_update_``. In a graph ``fused_lookup``.
-* ``"outside"``: in a graph alone, of sparse gradients, and of ``max_norm`` where rows may be stale: the graph breaks,
+* ``"outside"``: only in a graph, for sparse gradients, and for ``max_norm`` where rows may be stale: the graph breaks,
   and the lookup goes one of the other ways.
 
-Eager lookups of the middle two ways go by a plan that the kernels hold (:class:`Held`), from their second step on the
-updates too: ``planned_`` stands before the operators' names, without ``embedding_``.
+Eager lookups of the middle two ways use a plan that the kernels hold (:class:`Held`); so do their updates, from the
+second step on. The operators' names then begin with ``planned_`` instead of ``embedding_``.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ __all__ = [
 
 PLAIN, CURRENT, FUSED, OUTSIDE = "plain", "current", "fused", "outside"
 
-# Modes in which a lookup's gradient has a layout that depends on nothing else.
+# Modes that determine the layout of a lookup's gradient by themselves.
 _SIMPLE = (None, "sparse", "dense")
-# What of a module of one table a lookup depends on, besides its weight and gradient mode.
+# The attributes of a module of one table on which a lookup depends, besides its weight and gradient mode.
 _OPTIONS = ("padding_idx", "max_norm", "scale_grad_by_freq", "mode", "_sparse")
 
 
@@ -83,11 +83,11 @@ def gradient_kinds(
     Return the layout of the gradient that a lookup gives each of a module's tables: dense, sparse or fused.
 
     Args:
-        module: whose tables they are.
+        module: the module that owns the tables.
         weights: the tables.
         autos: their states of ``"auto"``.
-        counts: a function that says how many ids the lookup has in each table.
-        together: see :func:`choose`.
+        counts: a function that returns the number of the lookup's ids in each table.
+        together: the argument of :func:`choose`.
     """
     mode: str = module._grad_mode or ("sparse" if module._sparse else "dense")
     if torch.compiler.is_exporting():  # a program in eval() needs no other gradients
@@ -137,9 +137,9 @@ def route(module: FusedOwner, tables: Sequence[int], weights: list[Parameter], k
     Return the route of a lookup, see above.
 
     Args:
-        module: whose tables they are.
+        module: the module that owns the tables.
         tables: the tables' numbers in the module.
-        weights: the tables, as they are stored or computed.
+        weights: the tables, stored or computed.
         kind: the layout of their gradients.
     """
     compiles = torch.compiler.is_compiling()
@@ -157,7 +157,7 @@ def route(module: FusedOwner, tables: Sequence[int], weights: list[Parameter], k
 
 
 def _is_untraceable(module: FusedOwner, kind: str) -> bool:
-    """Say whether a compiler must leave a lookup out: ``max_norm`` writes rows, which operators are not given."""
+    """Say whether a compiler must leave a lookup out: ``max_norm`` writes rows, and operators are not given them."""
     if kind == "sparse":
         return True
     writes = getattr(module, "max_norm", None) is not None
@@ -179,7 +179,7 @@ def look_up(
 def look_up_by(
     way: str, module: FusedOwner, tables: Sequence[int], weights: list[Parameter], kind: str, plan: Plan, ids: Ids
 ) -> Tensor:
-    """Do as :func:`look_up`, by a route that is known."""
+    """Do as :func:`look_up`, by a known route."""
     if way == OUTSIDE:
         return lookup_untraced(look_up, module, tables, weights, kind, plan, ids)  # type: ignore[no-any-return]
     compiles = torch.compiler.is_compiling()
@@ -220,10 +220,10 @@ def explained(module: FusedOwner, weight: Parameter, kind: str) -> str:
 
 def bare_table(module: Any) -> Parameter | None:
     """
-    Return a module's table if a lookup needs no more than its rows as they are stored, and a simple gradient.
+    Return a module's table if a lookup needs only its stored rows, and a simple gradient.
 
-    Of a small lookup, most of the time is the Python around the operators: these questions are all that the usual
-    one needs. The others take the complete way, to the same bits.
+    Most of a small lookup's time is the Python around the operators, and the usual lookup needs no more than these
+    questions. The others take the complete way, to the same bits.
     """
     weight = module._parameters.get("weight")
     if type(weight) is not Parameter or not is_bare(weight):
@@ -238,18 +238,19 @@ class Way(NamedTuple):
     """
     The way of a lookup that gives its tables gradients, and reads rows that may be stale or lets backward step them.
 
-    Of a small lookup, most of the time is the Python that finds the way. The next one compares what it was found by.
+    Most of a small lookup's time is the Python that finds the way. The next lookup only compares what the way depends
+    on.
     """
 
     options: Sequence[Any]
-    """Of a module of one table: what else its lookups depend on."""
+    """The values of a module's ``_OPTIONS``, if it has one table."""
     plan: Plan
     kind: str
     lookups: FusedLookups | None
     tables: TableSet
 
     def is_of(self, weights: Sequence[Parameter], ids: Tensor, per_sample_weights: Tensor | None) -> bool:
-        """Say whether a lookup in these tables by these ids, which nobody but autograd sees, goes this way too."""
+        """Say whether a lookup in these tables by these ids, which only autograd sees, goes this way too."""
         if type(ids) is not Tensor or ids.is_nested or len(weights) != len(self.tables.weights):
             return False
         if not torch.is_grad_enabled() or is_traced() or is_wrapped(ids):
@@ -284,7 +285,7 @@ class Way(NamedTuple):
 
 def kept_way(module: FusedOwner, ids: Tensor, per_sample_weights: Tensor | None = None) -> Way | None:
     """Return the way of the last lookup of a module of one table, if the next one may go it."""
-    # Who sees the call comes first: a compiler must not depend on what a lookup before has kept.
+    # Compilers and modes are asked for first: a compiler must not depend on what an earlier lookup has kept.
     way: Way | None = None if is_seen() else module._last_way
     if way is None or not isinstance(ids, Tensor) or ids.dtype not in ID_DTYPES:
         return None
@@ -295,7 +296,7 @@ def kept_way(module: FusedOwner, ids: Tensor, per_sample_weights: Tensor | None 
 
 
 def keep_way(module: FusedOwner, plan: Plan, kind: str, tables: Sequence[int], weights: list[Parameter]) -> None:
-    """Keep the way that a lookup has just gone, if the next one may go it without asking for more than it says."""
+    """Keep the way that a lookup has just gone, if the next one may go it by the comparison in :class:`Way` only."""
     if module._grad_mode == "auto" or not torch.is_grad_enabled() or is_seen() or not are_trained(weights):
         return
     options = [*map(module.__dict__.get, _OPTIONS)]

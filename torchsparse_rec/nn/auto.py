@@ -21,10 +21,10 @@ __all__ = ["AutoChoice", "choose"]
 
 # Training lookups after which the estimate of ids per lookup no longer changes.
 FREEZE_AFTER = 100
-# A step on so few rows, or so few elements, costs what its calls cost, of which dense gradients need the fewest.
+# The time of a step on so few rows, or so few elements, is its calls': dense gradients need the fewest.
 SMALL_TABLE, SMALL_ELEMENTS = 1000, 1 << 16
 # Under an optimizer that moves all rows, a sparse step first flushes the rows of its ids. Where rows are as short as
-# this, that costs each id as much as stepping so many elements one after the other.
+# this, that costs each id as much as stepping so many consecutive elements.
 SHORT_ROW, ELEMENTS_PER_ID = 16, 128
 # Where rows are as long as this, backward updates a whole table faster than it writes a gradient that a step reads.
 LONG_ROW = 256
@@ -68,7 +68,7 @@ def _adagrad_obstacle(group: dict[str, Any]) -> str | None:
     return "fused=True refuses sparse gradients" if group.get("fused") else None
 
 
-# The key is the exact class: what a subclass does with a gradient is unknown.
+# The key is the exact class: a subclass may treat gradients in any way.
 _OBSTACLES: dict[type, Callable[[dict[str, Any]], str | None]] = {
     SGD: _sgd_obstacle,
     Adagrad: _adagrad_obstacle,
@@ -129,7 +129,7 @@ class AutoChoice:
         self.settled = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the estimate alone: a copy has another parameter, so its optimizer must be announced again."""
+        """Return only the estimate: a copy has another parameter, so its optimizer must be announced again."""
         return self.estimate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ class AutoChoice:
         Return ``"dense"`` or ``"sparse"``, the layout of all gradients from now on: by sizes, not by lookups.
 
         Processes must agree. Under ZeroRedundancyOptimizer only one of them has an optimizer for the table, so all
-        choose what those without one choose.
+        choose as if they had none.
         """
         if not self.settled:
             ours = table_of(weight).optimizer
@@ -191,7 +191,7 @@ class AutoChoice:
         return self.mode
 
     def wish(self, weight: Tensor) -> str:
-        """Return the layout of the next gradient that is best for the table alone, and may be asked for."""
+        """Return the layout of the next gradient that is best for the table by itself, and allowed."""
         if self.settled:
             obstacle = self.obstacle(weight) if self.mode == "sparse" else None
             if obstacle is not None and table_of(weight).optimizer is None:
@@ -202,7 +202,7 @@ class AutoChoice:
             return self.mode
         if self.announced is not None and self.optimizer(weight) == "torch.SparseAdam":
             return "dense" if self.obstacle(weight) is not None else "sparse"
-        # Sizes come first: they cost less than to ask the optimizer, and decide for most tables.
+        # Sizes come first: they cost less than a look at the optimizer, and decide for most tables.
         if not self.lookups or self._is_dense(weight) or self.obstacle(weight) is not None:
             return "dense"
         return "fused" if self.may_fuse(weight) else "sparse"
@@ -211,7 +211,7 @@ class AutoChoice:
         return is_dense(weight, self.ids / self.lookups, self.may_fuse)
 
     def joins(self, weight: Tensor) -> bool:
-        """Say whether backward may update the table although a dense gradient is best for it alone."""
+        """Say whether backward may update the table although a dense gradient is best for the table by itself."""
         may = not self.settled and self.lookups > 0 and self.may_fuse(weight)
         return may and self.obstacle(weight) is None
 
@@ -274,8 +274,9 @@ def choose(autos: Sequence[AutoChoice], weights: Sequence[Tensor], together: boo
     Args:
         autos: the tables' states of ``"auto"``.
         weights: the tables.
-        together: whether all their lookups are of all of them. If backward updates one, it then updates all that it
-            may: gradients of two kinds make two lookups, which cost more than small tables gain by dense gradients.
+        together: whether every lookup reads all of these tables. If backward updates one table, it then updates all
+            that it may. Gradients of two kinds would make two lookups, which cost more than small tables gain by dense
+            gradients.
     """
     chosen = [auto.wish(weight) for auto, weight in zip(autos, weights, strict=True)]
     if together and "fused" in chosen and "dense" in chosen:

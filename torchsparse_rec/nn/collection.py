@@ -1,4 +1,4 @@
-"""The base of both collections: their tables, which features are looked up in which of them, and by which calls."""
+"""The base of both collections: their tables, the features of each table, and the calls that look them up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored, is_seen
+from ..checkpoint.parts import SavedRows, SavedTable
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
+from ..tables.boxes import kept_whole
 from ..tables.stale import are_trained
 from ..tables.table import are_same
 from ..typing import GradMode
@@ -29,7 +31,7 @@ from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .plan import Ids, Plan, counts_of, joined
 
-# Of a larger max_norm float32 has no square.
+# float32 cannot hold the square of a larger max_norm.
 _LARGEST_NORM = 1e19
 
 
@@ -37,7 +39,7 @@ class CollectionTable(TableOwner):
     """
     One table of a collection; it can be saved, loaded, frozen or cast by itself.
 
-    Its subclasses extend torch's embedding classes, which tools ask whether a gradient is sparse.
+    Its subclasses extend torch's embedding classes: tools read from these whether a gradient is sparse.
     """
 
     def __init__(self, config: Any, device: torch.device | str | None) -> None:
@@ -93,12 +95,12 @@ class Collection(HasGradMode):
     Args:
         configs: a config for each table.
         modes: the reduction of each table's lookups.
-        device: where the tables are made.
-        grad_mode: see the subclasses.
+        device: the device on which the tables are made.
+        grad_mode: the layout of the tables' gradients, see the subclasses.
     """
 
     _children: str
-    # What a call looks up: its features as one tensor, the place of each of the collection's among them, and their ids.
+    # A call's inputs: its features as one tensor, the place of each of the collection's among them, and their ids.
     _inputs: Callable[..., tuple[KeyedJaggedTensor, list[int], Ids]]
 
     def __init__(
@@ -151,6 +153,24 @@ class Collection(HasGradMode):
     @property
     def _tables(self) -> list[CollectionTable | EmbeddingVariable]:
         return list(self._modules[self._children]._modules.values())  # type: ignore[arg-type, union-attr]
+
+    def configured(self) -> list[tuple[str, Any, CollectionTable | EmbeddingVariable]]:
+        """Return the tables, each as the name of its weight in the state, its config, and its module."""
+        tables = zip(self._configs, self._tables, strict=True)
+        return [(f"{self._children}.{config.name}.weight", config, table) for config, table in tables]
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return the tables, for checkpoints."""
+        return [
+            SavedRows(key, table)
+            if isinstance(table, EmbeddingVariable)
+            else SavedTable(key, table, kept_whole(config.num_embeddings, config.embedding_dim))
+            for key, config, table in self.configured()
+        ]
+
+    def lookup_plan(self) -> tuple[Plan, list[str]]:
+        """Return the plan of all lookups, and the names of the features that it numbers."""
+        return self._whole, self._features
 
     def _stored_weights(self) -> list[Parameter]:
         try:
@@ -227,7 +247,7 @@ class Collection(HasGradMode):
         lengths: Sequence[int],
         occurrences: Tensor | None = None,
     ) -> Tensor:
-        """Look up some tables, of which ``growing`` has those that grow by their numbers in ``plan``."""
+        """Look up some tables; ``growing`` has the growing ones by their numbers in ``plan``."""
         stored = self._stored_weights()
         its = [stored[k] for k in tables]
         plan, weights, ids = rows_of_keys(plan, its, growing, ids, lengths, occurrences)
@@ -247,9 +267,9 @@ class Collection(HasGradMode):
 
         Args:
             plan: the lookups; no two have the same ids if tables grow.
-            tables: which.
-            ids: of the lookups.
-            occurrences: of ids without offsets in tables that grow, see :func:`rows_of_keys`.
+            tables: the tables' numbers in the collection.
+            ids: the ids of the lookups.
+            occurrences: the occurrences of ids without offsets in tables that grow, see :func:`rows_of_keys`.
         """
         growing = {k: self._growing[table] for k, table in enumerate(tables) if table in self._growing}
         if growing:
@@ -320,7 +340,7 @@ class Collection(HasGradMode):
         Say of every table which layout its gradient has, and why, with the numbers behind it.
 
         Returns:
-            The tables' explanations, one after the other.
+            The tables' explanations, in order.
         """
         autos, weights = [table.auto for table in self._tables], self._stored_weights()
         if self._grad_mode == "auto":
@@ -356,7 +376,7 @@ def _new_table(config: Any, device: torch.device | str | None) -> CollectionTabl
 
 
 def _can_be_fused(weight: Tensor) -> bool:
-    """Say whether backward can update a table: not a frozen one, nor a computed one, which has no optimizer."""
+    """Say whether backward can update a table: a frozen one it cannot, nor a computed one, which has no optimizer."""
     return are_trained([weight])
 
 

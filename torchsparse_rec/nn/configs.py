@@ -52,14 +52,14 @@ class BaseEmbeddingConfig:
         weight_init_min: their lower bound. Default ``-1 / sqrt(num_embeddings)``.
         init_fn: a function that is given the table and initialises it instead.
         padding_idx: a row that counts in no bag and gets no gradient. Default: none. (Not in TorchRec.)
-        ev_option: makes the table an :class:`EmbeddingVariable` with these options, which takes keys of any range:
-            ``num_embeddings`` is then how many rows it has at first. Default: a table of fixed size. (Not in TorchRec.)
-        initializer: with ``ev_option``, how rows start, as for :class:`EmbeddingVariable`. Default: as
-            ``weight_init_max`` and ``weight_init_min`` or ``init_fn`` say.
-        max_norm: the largest norm with which a row counts: a longer row is clipped as it is read, before it is pooled,
-            and the derivative goes through the clipping; the table stays as it is, unlike that of
-            ``torch.nn.Embedding``. It takes memory for a row for each id, pooling waits for a CUDA device, and
-            ``torch.compile`` breaks the graph there. Default: none. (Not in TorchRec.)
+        ev_option: options that make the table an :class:`EmbeddingVariable`, which takes keys of any range:
+            ``num_embeddings`` is then its first number of rows. Default: a table of fixed size. (Not in TorchRec.)
+        initializer: the initial values of rows with ``ev_option``, as for :class:`EmbeddingVariable`. Default: by
+            ``weight_init_max`` and ``weight_init_min`` or ``init_fn``.
+        max_norm: the largest norm with which a row counts. A longer row is clipped in reading, before it is pooled, and
+            the derivative goes through the clipping. The table stays unchanged, unlike in ``torch.nn.Embedding``. It
+            takes memory for a row for each id, pooling waits for a CUDA device, and ``torch.compile`` breaks the graph
+            there. Default: none. (Not in TorchRec.)
 
     Source: ``torchrec.modules.embedding_configs``.
     """

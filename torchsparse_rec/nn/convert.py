@@ -30,13 +30,13 @@ def convert(model: ModuleT, *, grad_mode: GradMode | None = None) -> ModuleT:
     """
     Turn every ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` of a model into this package's class, in place.
 
-    The module objects stay and change their class, so everything that refers to them or that they hold stays as it was:
+    The module objects stay and change their class. Everything that refers to them or that they hold stays the same:
     Parameter objects (an optimizer made before goes on), buffers, hooks, training flags, modules shared between places.
 
-    A module whose class extends one of torch's two gets a class that extends both its own and this package's, unless
-    its class overrides ``forward`` or computes ``weight``: such modules stay as they are, and a warning names them. A
-    warning also tells if nothing was changed, and names layers of Keras, which :mod:`torchsparse_rec.keras` converts.
-    Tables already converted keep their grad_mode.
+    A module whose class extends one of torch's two gets a class that extends both its old one and this package's.
+    Modules whose class overrides ``forward`` or computes ``weight`` stay unchanged, and a warning names them. A warning
+    also says if nothing was changed, and names layers of Keras, which :mod:`torchsparse_rec.keras` converts. Tables
+    already converted keep their grad_mode.
 
     Args:
         model: the model, or a table itself.
@@ -83,8 +83,8 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
     Turn every :class:`Embedding` and :class:`EmbeddingBag` of a model into torch's, in place, for exporters.
 
     All rows are brought up to date first; the conversion changes no bit of them. What :func:`convert` keeps is kept
-    here too; gradients then follow ``sparse``. Tables for which torch has no module stay as they are, and a warning
-    names them: collections, tables that grow, mode ``"sqrtn"``. A warning also tells if nothing was changed.
+    here too; gradients then follow ``sparse``. Tables for which torch has no module stay unchanged, and a warning names
+    them: collections, tables that grow, mode ``"sqrtn"``. A warning also says if nothing was changed.
 
     Args:
         model: the model, or a table itself.

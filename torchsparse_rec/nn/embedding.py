@@ -38,18 +38,20 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         num_embeddings: rows of the table.
         embedding_dim: elements of a row, at least 1.
         padding_idx: a row that starts as zeros and gets no gradient, counted from the end if negative. Default: none.
-        max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
+        max_norm: the largest norm of a row: longer ones that are looked up are first scaled down to it, in place.
+            Default: no limit.
         norm_type: the p of that norm. Default 2.
-        scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
+        scale_grad_by_freq: whether to divide each row's gradient by its number of occurrences in the lookup. Default
+            False.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
         _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one. Without gradient it may hold
             integers, whose lookups wait for a CUDA device once, to check the ids.
-        _freeze: make a table without gradient. Default False.
+        _freeze: whether to make a table without gradient. Default False.
         device: the device of a random table.
         dtype: the dtype of a random table: float16, bfloat16, float32 or float64.
         grad_mode: the layout of the table's gradient. All modes give the same parameters after a step, to rounding.
 
-            * ``None`` (default): as ``sparse`` says;
+            * ``None`` (default): by ``sparse``;
             * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
             * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed (on CUDA: and an
               optimizer of :mod:`torchsparse_rec.optim` holds the table);
@@ -57,9 +59,10 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
               :mod:`torchsparse_rec.optim` that holds the table, made with ``in_backward=True``. It takes the least
               time and memory, but gradients cannot be accumulated over backwards, clipped or scaled, which raises
               (only torch's own clipping may skip the table silently);
-            * ``"auto"``: the mode that a cost model finds cheapest among those that the optimizer takes exactly: dense
-              and sparse for ours, and fused if it was made with ``in_backward=True``; dense and sparse for one of
-              torch's announced with :meth:`use_optimizer`; else dense. :meth:`explain` says which and why.
+            * ``"auto"``: the mode that a cost model finds cheapest among the ones that the optimizer takes exactly.
+              These are dense and sparse for ours, and fused if it was made with ``in_backward=True``; dense and sparse
+              for one of torch's announced with :meth:`use_optimizer`; else dense. :meth:`explain` returns the choice
+              and its reason.
 
             A sparse lookup cannot be traced by ``torch.compile``: it breaks the graph, and is an error with
             ``fullgraph=True``.
@@ -72,8 +75,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
         ValueError: wrong dtypes, padding_idx or grad_mode.
         RuntimeError: in ``"fused"``: no optimizer with ``in_backward=True`` holds the table; it has a ``.grad`` or a
-            hook, or is in a DistributedDataParallel; a second backward() before the optimizer's ``step()``; a
-            hyperparameter that changed between backward() and ``step()``.
+            hook, or is in a DistributedDataParallel. Also for a second backward() before the optimizer's ``step()``,
+            and for a hyperparameter that changed between backward() and ``step()``.
 
     Source: ``torch.nn.Embedding``, ``tf.keras.layers.Embedding``.
 
@@ -150,7 +153,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         def __call__(self, input: Tensor) -> Tensor: ...
 
     def _look_up_again(self, way: Way, input: Tensor) -> Tensor:
-        # Of a small lookup a view that changes nothing is a tenth, in the forward and again in the backward.
+        # A view that changes nothing takes a tenth of a small lookup, in the forward and again in the backward.
         flat = input if input.dim() == 1 else input.reshape(-1)
         rows = way.look_up(flat, None, None, (flat.shape[0],), True, self.training)
         return rows if flat is input else rows.view(*input.shape, rows.shape[1])
@@ -164,7 +167,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         ids = input.values() if input.is_nested else input
         return input, [0], Ids(ids.reshape(-1), None, None, (ids.numel(),), False)
 
-    _output = staticmethod(rows_like)
+    output_of = staticmethod(rows_like)
 
     def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
         kind, way = self._begin(weight, input)
@@ -198,13 +201,13 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
         Args:
             embeddings: ``[num_embeddings, embedding_dim]``; shared, not copied.
-            freeze: leave the table without gradient. Default True.
-            padding_idx: as for the class, as are all that follow.
-            max_norm: as for the class.
-            norm_type: as for the class.
-            scale_grad_by_freq: as for the class.
-            sparse: as for the class.
-            grad_mode: as for the class.
+            freeze: whether to leave the table without gradient. Default True.
+            padding_idx: the argument of the class, as are all that follow.
+            max_norm: the argument of the class.
+            norm_type: the argument of the class.
+            scale_grad_by_freq: the argument of the class.
+            sparse: the argument of the class.
+            grad_mode: the argument of the class.
 
         Returns:
             The module.

@@ -72,10 +72,12 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
     Args:
         num_embeddings: rows of the table.
         embedding_dim: elements of a row, at least 1.
-        max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
+        max_norm: the largest norm of a row: longer ones that are looked up are first scaled down to it, in place.
+            Default: no limit.
         norm_type: the p of that norm. Default 2.
-        scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
-        mode: how a bag's rows ``x`` with weights ``w`` (1 if none are given) become one. Zero denominators give 0.
+        scale_grad_by_freq: whether to divide each row's gradient by its number of occurrences in the lookup. Default
+            False.
+        mode: the pooling of a bag's rows ``x`` with weights ``w`` (1 if none are given). Zero denominators give 0.
 
             * ``"sum"``: ``sum(w x)``;
             * ``"mean"`` (default): ``sum(w x) / sum(w)``;
@@ -83,12 +85,13 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             * ``"max"``: the elementwise maximum, without weights. A NaN wins; in torch only the first of a bag does.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
         _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one.
-        include_last_offset: ``offsets`` has one element more than there are bags: the end of the last bag, which is the
-            length of the input. (torch allows ids after it, and counts some of them in backward only.) Default False.
+        include_last_offset: whether ``offsets`` has one element more than there are bags: the end of the last bag,
+            which is the length of the input. (torch allows ids after it, and counts some of them in backward only.)
+            Default False.
         padding_idx: a row that starts as zeros, is left out of the bags and gets no gradient. Default: none.
         device: the device of a random table.
         dtype: the dtype of a random table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
-        grad_mode: as for :class:`Embedding`.
+        grad_mode: the argument of :class:`Embedding`.
 
     Shape:
         ``input``: int32 or int64, ``[B, L]`` (B bags of L ids), or ``[N]`` with ``offsets`` ``[B]`` (where each bag
@@ -256,15 +259,15 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
 
         Args:
             embeddings: ``[num_embeddings, embedding_dim]``; shared, not copied.
-            freeze: leave the table without gradient. Default True.
-            max_norm: as for the class, as are all that follow.
-            norm_type: as for the class.
-            scale_grad_by_freq: as for the class.
-            mode: as for the class.
-            sparse: as for the class.
-            include_last_offset: as for the class.
-            padding_idx: as for the class.
-            grad_mode: as for the class.
+            freeze: whether to leave the table without gradient. Default True.
+            max_norm: the argument of the class, as are all that follow.
+            norm_type: the argument of the class.
+            scale_grad_by_freq: the argument of the class.
+            mode: the argument of the class.
+            sparse: the argument of the class.
+            include_last_offset: the argument of the class.
+            padding_idx: the argument of the class.
+            grad_mode: the argument of the class.
 
         Returns:
             The module.

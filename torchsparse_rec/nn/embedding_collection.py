@@ -29,12 +29,12 @@ class EmbeddingBagCollection(Collection):
         tables: an :class:`EmbeddingBagConfig` for each table, or TorchRec's. Dims, poolings and dtypes may differ;
             several tables may share a feature, and several features a table.
         is_weighted: whether the features come with weights, one for each id. Default False: weights are ignored.
-        device: where the tables are made. Default: torch's default device.
+        device: the device on which the tables are made. Default: torch's default device.
         grad_mode: the layout of the tables' gradients.
 
             * ``None`` (default) and ``"dense"``: strided;
             * ``"sparse"``: COO with unique, sorted rows;
-            * ``"fused"``: no gradient: ``backward()`` updates the rows that occur, with an optimizer of
+            * ``"fused"``: no gradient. ``backward()`` updates the rows that occur, with an optimizer of
               :mod:`torchsparse_rec.optim` made with ``in_backward=True``, see :class:`Embedding`;
             * ``"auto"``: for each table the cheapest mode that its optimizer takes exactly, see :meth:`explain`.
 
@@ -49,7 +49,7 @@ class EmbeddingBagCollection(Collection):
         ValueError: tables without names or with equal ones; features that are missing; batch sizes that differ without
             ``inverse_indices`` (see :meth:`lookup`).
 
-    Each table is a parameter of its own, ``embedding_bags.<name>.weight``, the key that TorchRec's class has.
+    Each table is a separate parameter, ``embedding_bags.<name>.weight``, TorchRec's key.
 
     Source: ``torchrec.modules.embedding_modules.EmbeddingBagCollection``.
 
@@ -106,7 +106,7 @@ class EmbeddingBagCollection(Collection):
         Look up and pool features, which may have different batch sizes; return plain tensors.
 
         Args:
-            features: as for the module.
+            features: the argument of the module.
 
         Returns:
             A dict from names to tensors ``[B, dim]``, with the feature's own batch size B.
@@ -157,18 +157,18 @@ class EmbeddingCollection(Collection):
 
     Args:
         tables: an :class:`EmbeddingConfig` for each table, or TorchRec's; as for :class:`EmbeddingBagCollection`.
-        device: where the tables are made. Default: torch's default device.
+        device: the device on which the tables are made. Default: torch's default device.
         need_indices: whether the results carry the ids as their weights. Default False.
-        grad_mode: as for :class:`EmbeddingBagCollection`.
+        grad_mode: the argument of :class:`EmbeddingBagCollection`.
 
     Shape:
         ``features`` as for :class:`EmbeddingBagCollection`. The result is a dict from names to
         :class:`JaggedTensor`, whose values are ``[N, dim]``: the rows of the feature's N ids, with its lengths.
 
-    On CUDA, a KeyedJaggedTensor of several features that does not know yet how many ids each feature has waits once for
-    the device, to read the numbers back (see :meth:`KeyedJaggedTensor.sync`).
+    On CUDA, a KeyedJaggedTensor of several features waits once for the device to read back how many ids each feature
+    has, unless it knows the numbers (see :meth:`KeyedJaggedTensor.sync`).
 
-    Each table is a parameter of its own, ``embeddings.<name>.weight``.
+    Each table is a separate parameter, ``embeddings.<name>.weight``.
 
     Source: ``torchrec.modules.embedding_modules.EmbeddingCollection``.
 

@@ -35,7 +35,7 @@ class EmbeddingVariable(KeyedCheckpoints):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
-    In ``train()``, unknown ids that the filter admits get a row; each id's lookups are counted (its frequency), and the
+    In ``train()``, unknown ids that the filter admits get a row. Each id's lookups are counted (its frequency), and the
     step of the last one is noted (its version). In ``eval()`` nothing is written: an unknown id has the initial value
     that its row would get, or ``default_value_no_permission`` where there is a filter. Initial values are a function of
     the seed and the id, so the order in which ids come does not matter.
@@ -45,20 +45,20 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     Args:
         embedding_dim: elements of a row, at least 1.
-        name: of the table, for errors and files. Default: ``"embedding_variable"``.
+        name: the name of the table, for errors and files. Default: ``"embedding_variable"``.
         key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
-        initializer: initial values: one of :mod:`torchsparse_rec.initializers`; a number; ``P`` rows, of which a key
-            gets row ``key mod P``; or a function that fills a tensor in place. Default: as ``ev_option.init_option``
-            says, or a truncated normal distribution of standard deviation 1, as in DeepRec.
+        initializer: initial values: one of :mod:`torchsparse_rec.initializers`; a number; ``P`` rows, where a key gets
+            row ``key mod P``; or a function that fills a tensor in place. Default: as ``ev_option.init_option`` says,
+            or a truncated normal distribution of standard deviation 1, as in DeepRec.
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
         target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``. In a job of
-            ``torch.distributed`` it is the number of a rank, on whatever device, which :func:`distributed.shard` gives
-            the table; -1: that splits it by a hash of the key.
+            ``torch.distributed`` it is the number of the rank to which :func:`distributed.shard` gives the table, on
+            whatever device; -1: ``shard`` splits it by a hash of the key.
         capacity: the initial number of rows. Default 1024.
-        seed: of random initializers. Default: derived from the name, so that tables of different names differ.
-        device: of the table. Default: torch's default device, or the GPU if the first tier is HBM.
+        seed: the seed of random initializers. Default: derived from the name, so that tables of different names differ.
+        device: the device of the table. Default: torch's default device, or the GPU if the first tier is HBM.
         dtype: float16, bfloat16, float32 (default) or float64.
-        grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
+        grad_mode: the argument of :class:`Embedding`; None (default) is ``"sparse"``.
 
     Shape:
         ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
@@ -68,7 +68,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         RuntimeError: the capacity is less than the ids of one step.
         ValueError: wrong sizes, dtypes or options.
 
-    Without an optimizer of :mod:`torchsparse_rec.optim` every lookup in ``train()`` counts as a step of its own: with a
+    Without an optimizer of :mod:`torchsparse_rec.optim` every lookup in ``train()`` counts as a separate step: with a
     capacity, look up all ids of a step at once then. Do not erase keys between a backward and its optimizer step. Under
     ``torch.compile`` the lookup breaks the graph: a table that grows cannot be part of one.
 
@@ -85,7 +85,7 @@ class EmbeddingVariable(KeyedCheckpoints):
     _sparse = True
     max_norm = None
     scale_grad_by_freq = False
-    # As of which count of changes the table was fit for training, its weight then, and the weight's optimizer.
+    # The count of changes at which the table was made fit for training, its weight then, and the weight's optimizer.
     _fit: tuple[int, Any, Any] = (-1, None, None)
 
     # ---- Lookups -----------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         if torch.compiler.is_compiling():
             return growing_untraced(self.forward, input)  # type: ignore[no-any-return]
         x, _, ids = self._inputs(input)
-        return self._output(x, self._look_up(ids.indices))
+        return self.output_of(x, self._look_up(ids.indices))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
@@ -110,7 +110,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         keys = self._as_keys(input.values() if input.is_nested else input)
         return input, [0], Ids(keys, None, None, (len(keys),), False)
 
-    _output = staticmethod(rows_like)
+    output_of = staticmethod(rows_like)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         """Return the rows of keys ``[N]``."""
@@ -123,7 +123,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         return self.training and (self._model is None or torch.is_grad_enabled())
 
     def _look_up_here(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
-        """Return the rows of keys ``[N]``, of which this process has all; see :meth:`rows_of`."""
+        """Return the rows of keys ``[N]`` that all belong to this process; see :meth:`rows_of`."""
         self._check_places()
         if self.trains():
             with self.writing():
@@ -136,7 +136,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         return self._read_here(ids)
 
     def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
-        """Look up keys of this rank, by a plan whose lookups have them one after the other."""
+        """Look up keys of this rank, by a plan whose lookups have them in order."""
         with as_stored():
             return self._look_up_here(ids.indices.to(self.key_dtype), occurrences).reshape(-1)
 
@@ -148,7 +148,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         Any number of threads may call it while another one trains; each row is wholly from before or after an update.
 
         Args:
-            input: as for the module.
+            input: the argument of the module.
 
         Returns:
             As from the module, without a gradient.
@@ -163,7 +163,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         return rows_like(input, self._read_here(keys))
 
     def _check_places(self) -> None:
-        """Raise ``RuntimeError`` if ``functional_call`` and the like give the table rows of other keys."""
+        """Raise ``RuntimeError`` if the table has been given rows of other keys, as by ``functional_call``."""
         weight = self.stored_weight()
         if type(weight) is GrowingRows:
             for places in weight._places:
@@ -176,7 +176,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     @torch.no_grad()
     def _read_here(self, ids: Tensor) -> Tensor:
-        """Do as :meth:`lookup` with keys ``[N]``, of which this process has all."""
+        """Do as :meth:`lookup` with keys ``[N]`` that all belong to this process."""
         if self._training.newcomers and not self._training.waits_for_a_step():
             with self.settled():
                 pass
@@ -195,7 +195,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         Begin to read, in the background, the rows of the next batch that are not in the first tier.
 
         Args:
-            input: as for the module. Without tiers this does nothing.
+            input: the argument of the module. Without tiers this does nothing.
         """
         check_ids("EmbeddingVariable.prefetch", input)
         if self.cold is not None:
@@ -215,7 +215,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         )
 
     def _look_up_in_program(self, input: Tensor) -> Tensor:
-        """Look up for ``torch.export``: the exported program contains the keys and rows as they are now."""
+        """Look up for ``torch.export``: the exported program contains the present keys and rows."""
         check_ids("EmbeddingVariable", input)
         why = None
         if self.training:
@@ -289,15 +289,15 @@ class EmbeddingVariable(KeyedCheckpoints):
 
         Args:
             ids: the keys, ``[N]``.
-            occurrences: ``[N]``, how often each is looked up, as which it is counted. Default: once.
+            occurrences: ``[N]``, the number of lookups of each, by which it is counted. Default: once.
         """
-        if occurrences is not None:  # filters and frequencies see each of them, as where it was looked up
+        if occurrences is not None:  # filters and frequencies count each of them
             rows = self.rows_of(ids.repeat_interleave(occurrences))
             return rows[occurrences.cumsum(0) - occurrences]
         return begin_lookups([self], [len(ids)])[0].rows_of(ids)
 
     def _make_fit(self) -> None:
-        """Check that the table can be trained, and have optimizers tell it of their steps."""
+        """Check that the table can be trained, and register it for optimizers' steps."""
         weight = self.stored_weight()
         check_trainable(self, self.name, weight)
         self._store.tend(self)
@@ -334,7 +334,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
 
 def those_that_take_all(variables: Sequence[EmbeddingVariable]) -> list[bool]:
-    """Say which tables' lookups insert and count every int64 key, without a filter or other tiers to ask."""
+    """Say which tables' lookups insert and count every int64 key, without a filter or other tiers."""
     if torch.compiler.is_exporting() or is_run_again():
         return [False] * len(variables)
     learns = torch.is_grad_enabled()

@@ -12,6 +12,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored
+from ..checkpoint.parts import SavedRows, SavedTable
+from ..tables.boxes import kept_whole
 from ..tables.table import table_of
 from ..typing import GradMode
 from ._lookup import renormalise
@@ -95,8 +97,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         Whether the table's gradient is COO; may be set, for ``grad_mode=None``.
 
         In ``"auto"`` the first reading, as by DistributedDataParallel when it is made, settles the choice between dense
-        and sparse for good, by sizes alone, so that all processes settle it alike. Make the optimizer before: without
-        one the choice is dense.
+        and sparse for good. It depends only on sizes, so that all processes choose alike. Make the optimizer before:
+        without one the choice is dense.
         """
         return self._sparse if self._grad_mode is None else gives_coo(self._grad_mode, self._auto, self)
 
@@ -111,6 +113,10 @@ class GradModeMixin(HasGradMode, TableOwner):
     def _stored_weights(self) -> list[Parameter]:
         stored = self._parameters.get("weight")
         return [self.weight if stored is None else stored]  # type: ignore[list-item]
+
+    def saved_tables(self) -> list[SavedTable | SavedRows]:
+        """Return the table, for checkpoints."""
+        return [SavedTable("weight", self, kept_whole(*self.stored_weight().shape))]
 
     def _num_rows(self) -> int:
         """Return how many rows the table has: all ranks' if it is split."""
@@ -141,7 +147,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         return gradient_kinds(self, [weight], [self._auto], lambda: [ids])[0]
 
     def _is_outside(self, weight: Parameter, ids: int) -> bool:
-        """Say whether a compiler must leave a lookup out of its graph. It is asked where a graph can break."""
+        """Say whether a compiler must leave a lookup out of its graph. It is called where a graph can break."""
         with as_stored():
             return route(self, (0,), [weight], self._gradient_kind(weight, ids)) == OUTSIDE
 
@@ -191,8 +197,8 @@ class GradModeMixin(HasGradMode, TableOwner):
 
         Returns:
             A text of several lines: the choice; the route of a training lookup, with the operators of its forward and
-            its gradient; the table; under ``grad_mode="auto"`` the optimizer, the estimate of
-            rows per lookup, and the bytes and time of a step in each mode.
+            its gradient; the table. Under ``grad_mode="auto"`` also the optimizer, the estimate of rows per lookup, and
+            the bytes and time of a step in each mode.
         """
         default = f"follows sparse={self._sparse}"
         if self._grad_mode == "auto":

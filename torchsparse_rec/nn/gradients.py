@@ -24,14 +24,15 @@ class CoalescedMark:
     A hook that marks a table's accumulated gradient as coalesced when it is.
 
     Autograd moves the rows and values of a gradient into ``.grad``, but not the mark that they are unique and sorted;
-    an optimizer would then sort them again. A lookup's backward says how many rows its gradient has, unique and sorted.
-    If ``.grad`` has as many after the same backward, nothing else was added to it but the same rows, and the mark still
-    holds. The sum of two lookups has more, and so may what other hooks give: from the next backward on another hook
-    looks at the gradient before it is added, after all others. It finds sums marked where torch merges sorted rows
-    (CPU), but not where it appends them (CUDA).
+    an optimizer would then sort them again. A lookup's backward notes how many rows its gradient has, unique and
+    sorted. If ``.grad`` has as many after the same backward, nothing else was added to it but the same rows, and the
+    mark still holds. The sum of two lookups has more, and other hooks' results may have more: from the next backward on
+    another hook looks at the gradient before it is added, after all others. It finds sums marked where torch merges
+    sorted rows (CPU), but not where it appends them (CUDA).
 
-    On CUDA the mark is for optimizers of this package alone. Torch's SGD adds what is marked by one thread a row: of a
-    million ids 1.3 to 3.2 times slower than what is not (H200). Its SparseAdam and Adagrad would save a tenth.
+    On CUDA the mark is only for optimizers of this package. Torch's SGD adds marked gradients by one thread a row: for
+    a million ids this is 1.3 to 3.2 times slower than without the mark (H200). Its SparseAdam and Adagrad would save a
+    tenth.
     """
 
     __slots__ = ("noted", "is_shared", "watching")
@@ -64,7 +65,7 @@ class CoalescedMark:
         return hooks is not None and len(hooks) > 0 and [*hooks.values()][-1] == self.before
 
     def __call__(self, parameter: Tensor) -> None:
-        """Mark the stored gradient as coalesced, if it has as many rows as those that arrived."""
+        """Mark the stored gradient as coalesced, if it has as many rows as have arrived."""
         with as_stored(), below_autograd():
             grad = grad_of(parameter)
             if grad is None or not grad.is_sparse:
@@ -85,10 +86,11 @@ def _has_optimizer(parameter: Tensor) -> bool:
 
 def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
     """
-    Give a table its :class:`CoalescedMark`, once, and return it for a lookup to tell it what arrives.
+    Give a table its :class:`CoalescedMark`, once, and return it: a lookup reports to it which gradients arrive.
 
-    The hook lives on the tensor alone: modules that share it share it, and a copy (deepcopy, pickle, ``.to()``) starts
-    without any and gets its own at its next lookup. None for a table that has no ``.grad``: it is computed, or frozen.
+    The hook lives on the tensor only: modules that share the tensor share the hook. A copy (deepcopy, pickle,
+    ``.to()``) starts without a hook and gets its own at its next lookup. None for a table that has no ``.grad``: it is
+    computed, or frozen.
     """
     if not (weight.is_leaf and weight.requires_grad):
         return None
@@ -105,7 +107,7 @@ def coalesced_mark(weight: Tensor) -> CoalescedMark | None:
 
 
 def have_hooks(weights: Iterable[Tensor]) -> bool:
-    """Say whether the gradient of one of the tables has hooks other than those of this package."""
+    """Say whether the gradient of one of the tables has hooks from outside this package."""
     found = all_hooks(weights)
     return bool(found) and not all([str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found])
 
@@ -118,11 +120,11 @@ def sparse_to_dense_grads(x: Any) -> Any:
     Rows that occur more than once are merged.
 
     Args:
-        x: what to convert, in a list, tuple, mapping or other iterable (``model.parameters()``), nested or not:
+        x: the objects to convert, in a list, tuple, mapping or other iterable (``model.parameters()``), nested or not:
 
             * parameters: ``.grad`` is replaced in place, and the parameters are returned;
             * gradients: tensors of any layout;
-            * ``(gradient, parameter)`` pairs: the gradient is converted, the parameter left as it is;
+            * ``(gradient, parameter)`` pairs: the gradient is converted, the parameter is not;
             * None, for a gradient that is missing: it stays None.
 
     Returns:

@@ -35,17 +35,16 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     Look up several tables, each by sparse ids, and combine the rows of each example.
 
     Tables whose gradients are alike are looked up in one pass, whatever their dims. Tables that
-    :func:`torchsparse_rec.distributed.shard` has split, each by itself, are looked up in one exchange, in which all
-    ranks take part.
+    :func:`torchsparse_rec.distributed.shard` has split, each by itself, are looked up in one exchange of all ranks.
 
     Args:
         params: a list of tables, each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
             :class:`torch.nn.EmbeddingBag` (ours or torch's), or a parameter ``[V, D]``. One may be given several times.
-        indices: a list of the ids for each table, in one of the forms that :mod:`torchsparse_rec.jagged` takes, such as
-            a :class:`JaggedTensor`, a sparse COO tensor ``[B, L]``, ``(values, offsets)`` or a ``SparseTensor`` of
-            :mod:`torchsparse_rec.compat.tensorflow`.
-        combiners: a list with ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each table: with weights w and rows e,
-            ``s = sum(w * e)``, ``s / sum(w)`` or ``s / sqrt(sum(w * w))``.
+        indices: a list of the ids for each table, in one of the forms that :mod:`torchsparse_rec.jagged` takes. Such
+            forms are a :class:`JaggedTensor`, a sparse COO tensor ``[B, L]``, ``(values, offsets)`` or a
+            ``SparseTensor`` of :mod:`torchsparse_rec.compat.tensorflow`.
+        combiners: a list with ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each table. With weights w and rows e these are
+            ``s = sum(w * e)``, ``s / sum(w)`` and ``s / sqrt(sum(w * w))``.
         sp_weights: a list of the weights for each table's ids: a tensor ``[N]``, an object that has ``values()``, a
             ``SparseTensor``, or None for ids without weights. Default: the weights that the indices carry, or 1.
 
@@ -54,9 +53,9 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
 
     Raises:
         IndexError: an id that a fixed table does not have.
-        TypeError: params or indices of no known kind.
-        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids; some
-            tables are split over ranks, others are not; the parameter of a variable that is split.
+        TypeError: params or indices of an unknown kind.
+        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids. Also if
+            some tables are split over ranks and others are not, and for the parameter of a variable that is split.
 
     Source: ``sparse_operation_kit.lookup_sparse``; DeepRec's ``group_embedding_lookup_sparse``.
 
@@ -72,8 +71,8 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
     for k, given in enumerate(params):
-        if hasattr(given, "_shards"):  # torch.export puts other tensors for parameters, so that no part is known
-            given._shards.refuse_export()
+        if hasattr(given, "refuse_export"):  # torch.export puts other tensors for parameters, so that no part is known
+            given.refuse_export()
         part = part_of(given)
         if part is not None:
             if part.look_up is None:
@@ -142,8 +141,8 @@ class SparseTables:
     The tables of a call of :func:`lookup_sparse`, and its lookups of them.
 
     Args:
-        params: as of the function.
-        combiners: as of the function.
+        params: the argument of the function.
+        combiners: the argument of the function.
     """
 
     def __init__(self, params: Sequence[Any], combiners: Sequence[str]) -> None:
@@ -177,10 +176,10 @@ class SparseTables:
 
         Args:
             plan: the lookups; its table k is table ``tables[k]`` of all.
-            tables: which.
-            ids: of the lookups.
+            tables: the tables' numbers among all.
+            ids: the ids of the lookups.
             lengths: the number of ids of each feature.
-            occurrences: see :func:`rows_of_keys`.
+            occurrences: the argument of :func:`rows_of_keys`.
         """
         owners = [self.owners[k] for k in tables]
         weights = [weight_of(owner) for owner in owners]
@@ -260,7 +259,7 @@ def checked(given: Any, k: int) -> Any:
 
 
 def part_of(given: Any) -> Part | None:
-    """Return what a table is a part of, or a copy, where ranks share it; None for all others."""
+    """Return the table's part, or copy, where ranks share the table; None for all others."""
     known = isinstance(given, (Tensor, EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag))
     table = table_if_any(weight_of(given)) if known else None
     return None if table is None else table.part

@@ -24,14 +24,14 @@ def get_embedding_variable(
     **options: Any,
 ) -> EmbeddingVariable:
     """
-    Return the variable of a name: made at the first call, and returned again as long as it is referenced.
+    Return the variable of a name: the first call makes it, later calls return it as long as it is referenced.
 
     Args:
-        name: of the variable.
-        embedding_dim: as of :class:`EmbeddingVariable`, as are all further arguments.
-        key_dtype: as of :class:`EmbeddingVariable`.
-        initializer: as of :class:`EmbeddingVariable`.
-        ev_option: as of :class:`EmbeddingVariable`.
+        name: the name of the variable.
+        embedding_dim: the argument of :class:`EmbeddingVariable`, as are all further arguments.
+        key_dtype: the argument of :class:`EmbeddingVariable`.
+        initializer: the argument of :class:`EmbeddingVariable`.
+        ev_option: the argument of :class:`EmbeddingVariable`.
         options: further arguments of :class:`EmbeddingVariable`.
 
     Returns:

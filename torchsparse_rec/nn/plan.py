@@ -1,4 +1,4 @@
-"""Plans of lookups, as the operators take them: which tables, by which features, and how rows are pooled."""
+"""Plans of lookups for the operators: which tables, by which features, and how rows are pooled."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class Plan(NamedTuple):
         ids: Ids,
         argmax: Tensor | None,
     ) -> None:
-        """Step the wanted tables, which are those of the group."""
+        """Step the wanted tables, which are the group's."""
         if not group.writable:
             with writable(weights, wanted) as copies:
                 self.update(copies, replace(group, writable=True), wanted, grad, ids, argmax)
@@ -254,16 +254,15 @@ class Plan(NamedTuple):
 
 class Held:
     """
-    A plan, and what else of its calls does not change, held by the kernels: a call passes a number in its place.
-
-    It is for calls that :func:`is_plain` says are so: nobody who sees operators can see what a number stands for. The
-    kernels let go of the tensors when the object dies.
+    A plan, and what else of its calls does not change, held by the kernels: a call passes a number in its place. It is
+    for calls that :func:`is_plain` says are so: nobody who sees operators can see what a number stands for. The kernels
+    drop the tensors when the object is deleted.
 
     Args:
         plan: the lookups.
         weights: the tables, which each call passes again.
-        states: of the optimizer.
-        last_steps: of the tables' rows.
+        states: the states of the optimizer.
+        last_steps: the last steps of the tables' rows.
         group: the step that the plan is for, if it is for one.
     """
 
@@ -330,8 +329,8 @@ def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tens
     Join the results of several parts in the order of the lookups.
 
     Args:
-        parts: for each part the numbers of its lookups, its result, and the extents of its lookups in the result's
-            last dimension.
+        parts: the numbers of each part's lookups, its result, and the extents of its lookups in the result's last
+            dimension.
     """
     if len(parts) == 1:
         return parts[0][1]

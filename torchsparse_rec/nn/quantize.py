@@ -43,7 +43,7 @@ _QUANTIZED: dict[type, type[torch.nn.Module]] = {
     EmbeddingVariable: QuantizedEmbeddingVariable,
 }
 _LOOKUPS = (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingVariable, Collection, QuantizedTable)
-# What only training uses, besides what torch's and this package's classes share.
+# Attributes that only training uses, besides the ones that torch's and this package's classes share.
 _OF_TRAINING = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
@@ -54,20 +54,20 @@ def quantize(model: ModuleT, rows: RowsFormat = "int8") -> ModuleT:
     These are :class:`Embedding`, :class:`EmbeddingBag` and torch's own two, :class:`EmbeddingBagCollection`,
     :class:`EmbeddingCollection` and :class:`EmbeddingVariable` (the rows of all its tiers then are in memory). All rows
     are brought up to date first, and clipped where there is a ``max_norm``. The module objects stay and change their
-    class; they have buffers ``table`` in place of parameters ``weight``. Lookups take and check what they did, decode
-    rows as they add them up, and give float32, on the CPU with the bits of a lookup in the decoded table
-    (``dequantized()`` of a table). In ``train()``, where gradients are recorded, they raise.
+    class; they have buffers ``table`` instead of parameters ``weight``. Lookups take the same inputs with the same
+    checks, decode rows in adding them up, and give float32. On the CPU their bits are those of a lookup in the decoded
+    table (``dequantized()`` of a table). In ``train()``, where gradients are recorded, they raise.
 
-    Modules of other classes stay as they are, and a warning names them; a warning also tells if nothing was changed. To
-    keep the model as it was, quantise ``copy.deepcopy(model)``. A model on ``meta`` becomes one whose tables can be
-    loaded, by ``load_state_dict(..., assign=True)``.
+    Modules of other classes stay unchanged, and a warning names them; a warning also says if nothing was changed. To
+    keep the model, quantise ``copy.deepcopy(model)``. A model on ``meta`` becomes one whose tables can be loaded, by
+    ``load_state_dict(..., assign=True)``.
 
     Args:
         model: the model, or a table itself.
         rows: the format of rows of D float32 elements, see :func:`ops.quantize_rows` for the bounds of errors.
 
-            * ``"int8"`` (default): D + 8 bytes, those of ``torch.ops.quantized.embedding_bag_byte_prepack``;
-            * ``"int4"``: D / 2 + 4 bytes, those of ``torch.ops.quantized.embedding_bag_4bit_prepack``;
+            * ``"int8"`` (default): D + 8 bytes, as from ``torch.ops.quantized.embedding_bag_byte_prepack``;
+            * ``"int4"``: D / 2 + 4 bytes, as from ``torch.ops.quantized.embedding_bag_4bit_prepack``;
             * ``"float16"``, ``"bfloat16"``: 2 D bytes.
 
     Returns:
@@ -107,7 +107,7 @@ def quantize(model: ModuleT, rows: RowsFormat = "int8") -> ModuleT:
 
 
 def _why_not(module: Any) -> str | None:
-    """Say why a module stays as it is; None: it need not."""
+    """Say why a module stays unchanged; None: it can change."""
     if isinstance(module, (QuantizedTable, _QuantizedCollection)):
         return "it is quantised already"
     if type(module) not in _QUANTIZED:

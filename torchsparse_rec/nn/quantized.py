@@ -14,12 +14,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._reduction import POOLING
+from ..checkpoint.loaded import problem_of_keys
 from ..ops.embedding import lookup_bags, padding_number
 from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
 from ..typing import GradMode
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
-from ..variable.loaded import problem_of_keys
 from ._lookup import bad_id, check_ids, nested_like
 from .auto import as_bytes
 from .collection import Collection
@@ -68,8 +68,8 @@ class QuantizedTable(torch.nn.Module):
     as its dtype is its format; ``state_dict()`` has it, and ``load_state_dict()`` takes another of the same format.
 
     Args:
-        table: as of :func:`ops.quantize_rows`.
-        rows: its format.
+        table: the argument of :func:`ops.quantize_rows`.
+        rows: the format of the rows.
     """
 
     table: Tensor
@@ -195,7 +195,7 @@ class QuantizedEmbeddingVariable(QuantizedTable):
     The rows of all tiers are in memory; an unknown id has the value that it has in the variable in ``eval()``.
 
     Args:
-        variable: the table as it was.
+        variable: the table before.
         rows: the format.
     """
 
@@ -203,7 +203,7 @@ class QuantizedEmbeddingVariable(QuantizedTable):
 
     def __init__(self, variable: EmbeddingVariable, rows: str) -> None:
         exported = variable.export()
-        # A table has a row at least: that of unknown ids is read too, and not used.
+        # A table has at least one row: unknown ids read it too, and do not use it.
         count, weight = max(len(exported.keys), 1), exported.values
         super().__init__(packed_rows(weight if len(weight) else weight.new_zeros(1, weight.shape[1]), rows), rows)
         self.name, self.embedding_dim = variable.name, variable.embedding_dim
@@ -325,7 +325,7 @@ class _QuantizedCollection(Collection):
         return [(config.name, table) for config, table in zip(self._configs, self._tables, strict=True)]
 
     def extra_repr(self) -> str:
-        """Return nothing: each table says its own."""
+        """Return nothing: each table has its own text."""
         return ""
 
 
@@ -337,7 +337,7 @@ def _looked_up(table: QuantizedTable, ids: Ids, key: int, mode: int, padding: in
         rest = (table._bits, mode, padding, True, first, bags)
         rows = (table.table, ids.indices, ids.offsets, ids.per_sample_weights)
         return _ops.quantized_embedding_bag.default(*rows, *rest)  # type: ignore[no-any-return]
-    # Where rows come in bags, those of keys are found first: an unknown key has none.
+    # Where rows come in bags, the keys' rows are found first: an unknown key has none.
     begin = first if ids.offsets is None else sum(lengths[:key])
     chosen = ids.indices[begin : begin + (bags if ids.offsets is None else lengths[key])]
     if isinstance(table, QuantizedEmbeddingVariable):

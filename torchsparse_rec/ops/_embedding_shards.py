@@ -177,7 +177,7 @@ def _clip_backward_backward(ctx, result_grad):
 
 
 pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
-# An autograd.Function does not see tables that come in a list: these operators take the registered way alone.
+# An autograd.Function does not see tables that come in a list: these operators take only the registered way.
 register("embedding_bag_shards", _shards_backward, _shards_setup_context)
 register("clip_rows_backward", _clip_backward_backward, _clip_setup_context)
 register("embedding_bag_shards_weights_backward", *only_once("embedding_bag_shards_weights_backward"))

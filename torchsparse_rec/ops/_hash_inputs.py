@@ -1,4 +1,4 @@
-"""Inputs of hashes: integers, or strings in the forms in which they come, each brought to bytes and offsets."""
+"""Inputs of hashes: integers, or strings in any of their forms, brought to bytes and offsets."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _hash_fixed_width(x: np.ndarray, hashes: Hashes) -> Tensor:
 
 
 def _hash_list(x: Sequence[Any], hashes: Hashes) -> Tensor:
-    """Hash a list of strings, copied one after the other into one buffer."""
+    """Hash a list of strings, copied in order into one buffer."""
     pieces: Sequence[str] | Sequence[bytes] = x
     text = _ascii(x)
     if text is None:

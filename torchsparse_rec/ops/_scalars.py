@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def scalar_like(argument: str, value: Tensor | float, values: Tensor) -> Tensor:
-    """Return a number as a scalar tensor of the dtype of ``values``, and a tensor as it is. Fractions are not cut."""
+    """Return a number as a scalar tensor of the dtype of ``values``, and a tensor unchanged. Fractions are not cut."""
     if isinstance(value, Tensor):
         return value
     inexact = values.is_floating_point() or values.is_complex()

@@ -70,7 +70,7 @@ def _unsorted_backward(ctx, grad):
     return reduce_unsorted_backward(grad, data, segment_ids, ctx.reduction), None, None, None
 
 
-# A gradient's own gradients, sorted and unsorted alike: reduce(values, reduction) is the forward operator over the same
+# A gradient's own gradients, sorted and unsorted alike. reduce(values, reduction) is the forward operator over the same
 # segments, share(rows, data, reduction) its gradient, and upstream the gradient with respect to the gradient's result.
 _Reduce = Callable[[Tensor, int], Tensor]
 _Share = Callable[[Tensor, Tensor | None, int], Tensor]

@@ -1,9 +1,9 @@
 """
 Rules of ``torch.vmap`` for the operators.
 
-Every operator has a rule. Unless its family says more by :func:`elementwise` or :func:`columns`, it is called once per
-element of the batch and the results are stacked; what it writes into must be batched. Results whose sizes depend on
-values, which differ within the batch, are an error that says so.
+Every operator has a rule. Unless its family declares more by :func:`elementwise` or :func:`columns`, the operator is
+called once per element of the batch and the results are stacked. Tensors that it writes into must be batched. Results
+whose sizes differ within the batch, because they depend on values, are an error that says so.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def elementwise(name: str) -> None:
 
 def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
     """
-    Batch an operator in one call where argument 0 alone is batched: as one more trailing column of each of its rows.
+    Batch an operator in one call where only argument 0 is batched: as one more trailing column of each of its rows.
 
     Args:
-        name: the operator's, which treats every column of ``[V, ...]`` alike.
-        results: which of its results have those columns; default: its one result.
+        name: the name of the operator, which treats every column of ``[V, ...]`` alike.
+        results: whether each of its results has those columns. Default: its one result has them.
     """
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ _TRANSFORMED: dict[str, Any] = {}
 
 
 def is_bare(weight: Tensor, other: Tensor | None = None) -> bool:
-    """Say whether a call records a gradient of ``weight`` alone, not of ``other``, and nobody but autograd sees it."""
+    """Say whether a call records a gradient of ``weight`` only, not of ``other``, and only autograd sees it."""
     return (
         not is_seen()
         and torch.is_grad_enabled()
@@ -41,14 +41,14 @@ def differentiable(
     Register an operator's derivative, and return the operator as the public functions should call it.
 
     ``torch.library.register_autograd`` serves compilation and export. Its way through an eager call takes some 20 us,
-    more than a small lookup itself, and it refuses torch.func. The returned function takes an ``autograd.Function``
-    with the same two functions instead, where nothing is traced, and goes straight to the kernel where no gradient is
-    asked for.
+    more than a small lookup itself, and it refuses torch.func. Where nothing is traced, the returned function takes an
+    ``autograd.Function`` with the same two functions instead. Where no gradient is asked for, it goes straight to the
+    kernel.
 
     Args:
-        name: the operator's, in csrc/library.cpp; its arguments must hold no lists of tensors.
-        backward: as for ``torch.library.register_autograd``.
-        setup_context: likewise; ``inputs`` holds every argument of the schema.
+        name: the name of the operator in csrc/library.cpp; its arguments must hold no lists of tensors.
+        backward: the argument of ``torch.library.register_autograd``.
+        setup_context: the argument of the same function; ``inputs`` holds every argument of the schema.
     """
     register(name, backward, setup_context)
     operator = getattr(_ops, name).default
@@ -83,16 +83,16 @@ def register(name: str, backward: Callable[..., Any], setup_context: Callable[[A
     """
     Register a derivative as ``torch.library.register_autograd`` does, and for :func:`call` too.
 
-    torch.func's gradients refuse what ``torch.library.register_autograd`` makes, and forward-mode derivatives see no
-    tensors in lists: they would be zero. Within a transform an operator is an ``autograd.Function`` of all its tensors,
-    one by one.
+    torch.func's gradients refuse derivatives of ``torch.library.register_autograd``, and forward-mode derivatives see
+    no tensors in lists: they would be zero. Within a transform an operator is an ``autograd.Function`` of all its
+    tensors, one by one.
     """
     torch.library.register_autograd(f"torchsparse_rec::{name}", backward, setup_context=setup_context)
     _TRANSFORMED[name] = _transformed(name, backward, setup_context)
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call an operator that :func:`register` knows, within a transform of torch.func or without."""
+    """Call an operator that was given to :func:`register`, within a transform of torch.func or without."""
     if is_transformed() and not torch.compiler.is_compiling():
         layout = _Layout(arguments)
         return layout.of_outputs(_TRANSFORMED[name].apply(layout, *pytree.tree_leaves(arguments)))
@@ -147,7 +147,8 @@ def _transformed(name: str, backward: Callable[..., Any], setup_context: Callabl
     def gradients(ctx: Any, *grads: Any) -> tuple:
         layout = ctx.layout
         given = layout.of_outputs(grads)
-        # The backward of several results takes a gradient for each; that of one result, which may be a list, takes one.
+        # The backward of several results takes a gradient for each. The backward of one result, which may be a list,
+        # takes one.
         results = backward(_Context(ctx, layout), *(given if isinstance(given, tuple) else (given,)))
         flat: list = [None]  # of layout
         for leaves, grad in zip(layout.leaves, results, strict=True):
@@ -183,7 +184,7 @@ def only_once(name: str) -> tuple[Callable[..., Any], Callable[[Any, Any, Any], 
 
 
 class _Final(torch.autograd.Function):
-    """The identity on a gradient that has no derivative of its own: a backward through it raises."""
+    """The identity on a gradient that has no derivative: a backward through it raises."""
 
     @staticmethod
     def forward(ctx, name, gradient, *_):

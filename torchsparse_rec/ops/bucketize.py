@@ -17,7 +17,7 @@ def bucketize(x: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
     Bucket ``b`` is ``boundaries[b - 1] <= x < boundaries[b]``; NaN falls into the last bucket.
 
     Args:
-        x: any shape, any integer or floating dtype but uint16, uint32 and uint64.
+        x: numbers of any shape, of any integer or floating dtype but uint16, uint32 and uint64.
         boundaries: ``[B]``, ascending, equal ones allowed, no NaN: a tensor on the device of ``x``, or numbers, which
             become float32 (float64 for float64 ``x``). ``x`` is compared with them in the dtype that both promote to.
 

@@ -47,11 +47,11 @@ def embedding(
 
     Args:
         weight: ``[V, D]``, float16, bfloat16, float32 or float64.
-        indices: any shape, int32 or int64, in ``[0, V)``.
+        indices: ids of any shape, int32 or int64, in ``[0, V)``.
         padding_idx: a row that receives no gradient.
-        scale_grad_by_freq: divide each row's gradient by the number of its occurrences in ``indices``.
-        sparse: give ``weight`` a sparse COO gradient whose rows are unique and sorted (coalesced), instead of a dense
-            one. The sums are the same, bit for bit.
+        scale_grad_by_freq: whether to divide each row's gradient by the number of its occurrences in ``indices``.
+        sparse: whether to give ``weight`` a sparse COO gradient whose rows are unique and sorted (coalesced), instead
+            of a dense one. The sums are the same, bit for bit.
 
     Returns:
         ``[*indices.shape, D]``. Differentiable in ``weight``, twice.
@@ -87,10 +87,10 @@ def embedding_bag(
     """
     Look up rows of a table and pool them per bag, in one pass: bag ``b`` is ``indices[offsets[b] : offsets[b + 1]]``.
 
-    With ``x_i = weight[indices[i]]`` and ``w_i = per_sample_weights[i]`` (1 without weights), a bag's result is
-    ``sum(w x)`` (sum), ``sum(w x) / sum(w)`` (mean), ``sum(w x) / sqrt(sum(w^2))`` (sqrtn) or the elementwise maximum
-    (max, without weights; a NaN wins, in torch only at the bag's first place). An empty bag and a zero denominator give
-    zeros.
+    With ``x_i = weight[indices[i]]`` and ``w_i = per_sample_weights[i]`` (1 without weights), a bag's result is ``sum(w
+    x)`` (sum), ``sum(w x) / sum(w)`` (mean), ``sum(w x) / sqrt(sum(w^2))`` (sqrtn) or the elementwise maximum (max,
+    without weights). In the maximum a NaN wins, in torch only at the bag's first place. An empty bag and a zero
+    denominator give zeros.
 
     Args:
         weight: ``[V, D]``, float16, bfloat16 (summed in float32, rounded once), float32 or float64.
@@ -98,10 +98,10 @@ def embedding_bag(
         offsets: ``[B + 1]``, int32 or int64, not decreasing, from 0 to ``N``.
         per_sample_weights: ``[N]``, with the dtype of ``weight``.
         mode: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``.
-        padding_idx: a row whose entries are left out of the bags and receive no gradient; or ``V``, which is no row:
-            then the index ``V`` marks entries to leave out.
-        scale_grad_by_freq: divide each row's gradient by the number of its occurrences in ``indices``.
-        sparse: as in :func:`embedding`.
+        padding_idx: a row whose entries are left out of the bags and receive no gradient. ``V``, which is no row, is
+            allowed too: then the index ``V`` marks entries to leave out.
+        scale_grad_by_freq: whether to divide each row's gradient by the number of its occurrences in ``indices``.
+        sparse: the argument of :func:`embedding`.
 
     Returns:
         ``[B, D]``. Differentiable in ``weight`` and ``per_sample_weights``: once with weights or in mode max, else
@@ -130,13 +130,13 @@ def embedding_bag(
 
 
 class Mark(Protocol):
-    """A table's record of sparse gradients on their way to it: what has unique and sorted rows can stay marked so."""
+    """A table's record of the sparse gradients that arrive: one with unique and sorted rows can stay marked so."""
 
     def arrives(self, grad: Tensor, backward: object) -> None:
         """Take note of a gradient with unique and sorted rows, in the backward of this number."""
 
     def watch(self, weight: Tensor) -> None:
-        """Look at what arrives: nobody will tell."""
+        """Look at each gradient that arrives: no lookup will report it."""
 
 
 def lookup_rows(
@@ -234,7 +234,7 @@ def _(grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, per_sample
 
 
 def _weight_grad(sparse: bool, grad: Tensor, *arguments) -> Tensor:
-    """Return a table's gradient, sparse or dense; ``arguments`` are those of the backward operators."""
+    """Return a table's gradient, sparse or dense; ``arguments`` are for the backward operators."""
     num_embeddings = arguments[4]
     if not sparse:
         return _dense_backward(grad, *arguments)
@@ -321,7 +321,7 @@ def _embedding_bag_backward(ctx, grad, _grad_argmax):
 
 class _EagerLookup(torch.autograd.Function):
     """
-    A lookup of which only the table has a gradient: of a small one, most of the time is the Python around operators.
+    A lookup where only the table has a gradient: most of a small lookup's time is the Python around operators.
 
     It does what ``embedding_bag_operator`` and ``_embedding`` do, bit for bit. Second derivatives take their way.
     """

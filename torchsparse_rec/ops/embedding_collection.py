@@ -48,19 +48,19 @@ def embedding_collection(
 
     Args:
         weights: the tables, ``[V, D]`` each, of one dtype (float16, bfloat16, float32, float64) and device.
-        indices: ``[N]``, int32 or int64: the ids of all keys, one key after the other.
-        offsets: ``[sum(bags) + 1]``, int32 or int64, not decreasing, from 0 to ``N``. None: each id is a bag of its
-            own, and ``bags`` says how many ids each key has.
-        tables: for each lookup, which of ``weights`` it reads.
-        keys: for each lookup, which key it pools.
-        modes: for each lookup, ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``; without ``offsets`` ``"sum"``.
-        bags: for each key, the number of its bags.
+        indices: ``[N]``, int32 or int64: the ids of all keys, key by key.
+        offsets: ``[sum(bags) + 1]``, int32 or int64, not decreasing, from 0 to ``N``. None: each id is a bag by itself,
+            and ``bags`` holds the number of ids of each key.
+        tables: the number of the table in ``weights`` that each lookup reads.
+        keys: the number of the key that each lookup pools.
+        modes: the mode of each lookup: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``; without ``offsets`` ``"sum"``.
+        bags: the number of bags of each key.
         per_sample_weights: ``[N]``, with the dtype of ``weights``; not with mode max.
-        padding_idx: for each table, the row whose entries are left out of the bags and receive no gradient, or None;
+        padding_idx: the row of each table whose entries are left out of the bags and receive no gradient, or None;
             default: none has one.
-        side_by_side: put the lookups' columns side by side; else put their results one after the other.
-        sparse: give the tables sparse COO gradients whose rows are unique and sorted (coalesced), instead of dense
-            ones. The sums are the same, bit for bit.
+        side_by_side: whether to put the lookups' columns side by side; else their results follow one another.
+        sparse: whether to give the tables sparse COO gradients whose rows are unique and sorted (coalesced), instead of
+            dense ones. The sums are the same, bit for bit.
 
     Returns:
         Side by side, ``[B, sum of the lookups' D]``, where all keys that are looked up have ``B`` bags. Else a vector:
@@ -252,7 +252,7 @@ def _save(
     ctx: Any, saved: _Saved, inputs: tuple, output: tuple[Tensor, Tensor], weights: Sequence[Tensor], weighted: bool
 ) -> None:
     """
-    Save what the gradients of a lookup need; ``weighted``: also what that of per_sample_weights reads again.
+    Save the inputs of a lookup's gradients; ``weighted``: also of the gradient of per_sample_weights.
 
     ``inputs``: indices, offsets, per_sample_weights.
     """
@@ -290,7 +290,7 @@ def _lookup_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
 
 
 class _Lookup(torch.autograd.Function):
-    """The lookup with its gradients, for eager calls, to which the registered way costs more than a small lookup."""
+    """The lookup with its gradients, for eager calls: the registered way would cost them more than a small lookup."""
 
     @staticmethod
     def forward(ctx, lists, sparse, marks, indices, offsets, per_sample_weights, *weights):
@@ -326,7 +326,7 @@ def lookup(
     """
     Call the operator ``embedding_collection``, with its arguments, by the shortest way: modules call it so.
 
-    The ``marks`` of sparse gradients are told of them, or watch the tables.
+    The ``marks`` of sparse gradients are called with them, or watch the tables.
     """
     lists = (tables, keys, modes, bags, padding_idx, side_by_side)
     inputs = (indices, offsets, per_sample_weights)

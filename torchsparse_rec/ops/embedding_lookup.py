@@ -44,13 +44,14 @@ def embedding_lookup(
     Args:
         params: the table, ``[V, ...]``, float16, bfloat16, float32 or float64; or the list of its shards, each
             ``[V_s, ...]``. Shards are not copied.
-        ids: any shape, int32 or int64, in ``[0, V)``.
-        partition_strategy: in which of ``n`` shards row ``id`` is. ``"mod"``: row ``id // n`` of shard ``id % n``.
-            ``"div"``: shards hold consecutive ids, the first ``V % n`` of them one more than the others. Ignored
-            for one shard.
-        max_norm: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)`` as it is read, and the derivative
-            goes through that. A negative one counts as 0, which gives zeros, and NaN for a row of zeros.
-        sparse: give each shard a sparse COO gradient, coalesced, instead of a dense one.
+        ids: row numbers of any shape, int32 or int64, in ``[0, V)``.
+        partition_strategy: the rule by which row ``id`` is in one of ``n`` shards. ``"mod"``: row ``id // n`` of shard
+            ``id % n``. ``"div"``: shards hold consecutive ids, the first ``V % n`` of them one more than the others.
+            Ignored for one shard.
+        max_norm: the norm to which rows are clipped: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)``
+            in reading, and the derivative goes through that. A negative one counts as 0, which gives zeros, and NaN for
+            a row of zeros.
+        sparse: whether to give each shard a sparse COO gradient, coalesced, instead of a dense one.
 
     Returns:
         ``[*ids.shape, ...]``. Differentiable in ``params``, twice.
@@ -98,26 +99,27 @@ def embedding_lookup_sparse(
     """
     Look up a table's rows for the ids of each row of a sparse tensor, and combine them by sum, mean or sqrtn.
 
-    With ``x_i`` the row of ``ids[i]`` (clipped to ``max_norm``, if that is given) and ``w_i = weights[i]``, or 1, a
+    ``x_i`` is the row of ``ids[i]``, clipped to ``max_norm`` if that is given, and ``w_i`` is ``weights[i]``, or 1. A
     result is ``sum(w x)`` (sum), ``sum(w x) / sum(w)`` (mean) or ``sum(w x) / sqrt(sum(w^2))`` (sqrtn). A row without
     ids and a zero denominator give zeros.
 
     Args:
-        params: as in :func:`embedding_lookup`.
+        params: the argument of :func:`embedding_lookup`.
         ids: ``[N]``, int32 or int64, in ``[0, V)``.
         row_ids: ``[N]``, int32 or int64, not decreasing, in ``[0, num_rows)``: the row of each id. A column of a matrix
             of indices is not copied.
         offsets: ``[num_rows + 1]``, int32 or int64, instead of ``row_ids``: row ``r`` has
             ``ids[offsets[r] : offsets[r + 1]]``.
         num_rows: the number of rows; must be given with ``row_ids``, and not with ``offsets``.
-        weights: ``[N]``, floating. Weights of another dtype than ``params`` are cast to it; where ``params`` are of a
-            half type, to float32, in which all is then computed, at the cost of a copied row for each id.
+        weights: ``[N]``, floating. Weights of another dtype than ``params`` are cast to it. Where ``params`` are of a
+            half type, they are cast to float32, and all is computed in float32, at the cost of a copied row for each
+            id.
         combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
-        partition_strategy: as in :func:`embedding_lookup`.
-        max_norm: as in :func:`embedding_lookup`.
-        sparse: as in :func:`embedding_lookup`.
+        partition_strategy: the argument of :func:`embedding_lookup`.
+        max_norm: the argument of :func:`embedding_lookup`.
+        sparse: the argument of :func:`embedding_lookup`.
         nan_weights: whether weights may be NaN; results and gradients of their rows then are NaN too. Default: a NaN is
-            an error. With it weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
+            an error. With it weights are checked: a CUDA device is waited for, and ``torch.compile`` breaks the graph.
 
     Returns:
         ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.
@@ -173,19 +175,19 @@ def safe_embedding_lookup_sparse(
     entries whose weight is not positive.
 
     Args:
-        params: as in :func:`embedding_lookup`.
+        params: the argument of :func:`embedding_lookup`.
         ids: ``[N]``, int32 or int64, below ``V``.
-        row_ids: as in :func:`embedding_lookup_sparse`, but in any order.
-        offsets: as in :func:`embedding_lookup_sparse`.
-        num_rows: as in :func:`embedding_lookup_sparse`.
-        weights: as in :func:`embedding_lookup_sparse`; where weights that are not positive are left out, NaN is
-            too.
-        combiner: as in :func:`embedding_lookup_sparse`.
+        row_ids: the argument of :func:`embedding_lookup_sparse`, but in any order.
+        offsets: the argument of :func:`embedding_lookup_sparse`.
+        num_rows: the argument of :func:`embedding_lookup_sparse`.
+        weights: the argument of :func:`embedding_lookup_sparse`; where weights that are not positive are left out, NaN
+            is too.
+        combiner: the argument of :func:`embedding_lookup_sparse`.
         default_id: the id, of weight 1, that a row gets in which no id is left; default: such a row gives zeros.
-        partition_strategy: as in :func:`embedding_lookup`.
-        max_norm: as in :func:`embedding_lookup`.
-        sparse: as in :func:`embedding_lookup`.
-        nan_weights: as in :func:`embedding_lookup_sparse`.
+        partition_strategy: the argument of :func:`embedding_lookup`.
+        max_norm: the argument of :func:`embedding_lookup`.
+        sparse: the argument of :func:`embedding_lookup`.
+        nan_weights: the argument of :func:`embedding_lookup_sparse`.
 
     Returns:
         ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.

@@ -1,5 +1,5 @@
 """
-Family ``hash``: hashes of integers' decimal text and of byte strings, as they are or reduced to buckets.
+Family ``hash``: hashes of integers' decimal text and of byte strings, whole or reduced to buckets.
 
 Contract and arithmetic: csrc/hash*.h. Kernels: csrc/cpu/hash*.cpp, csrc/cuda/hash*.cu.
 """
@@ -37,8 +37,8 @@ def fingerprint64(x: Hashable) -> Tensor:
     """
     Hash integers' decimal text, or strings, to 64 bits by FarmHash Fingerprint64.
 
-    The hash is the same on every machine, and in every release. Integers and strings are hashed by the same bytes as
-    in :func:`to_hash_bucket_fast`. The hash is an unsigned number of 64 bits; since torch has few operators on those,
+    The hash is the same on every machine, and in every release. Integers and strings are hashed by the same bytes as in
+    :func:`to_hash_bucket_fast`. The hash is an unsigned number of 64 bits. Torch has few operators on such numbers, so
     it is given as the int64 of the same bits: half of all hashes are negative. Not differentiable.
 
     Args:
@@ -136,10 +136,10 @@ def to_hash_bucket_fast(x: Hashable, num_buckets: int) -> Tensor:
     string is hashed as its bytes, ``str`` as UTF-8; NULs and invalid UTF-8 count. Not differentiable.
 
     Args:
-        x: integers of any shape, as a tensor (any integer dtype) or numpy array; or strings, as a list of ``str`` and
-            ``bytes``, a numpy array of dtype ``S``, ``U`` or ``O`` of any shape, or a pyarrow ``Array`` or
-            ``ChunkedArray`` of strings or binaries without nulls, whose bytes are not copied. A numpy ``S`` or ``U``
-            array cannot hold trailing NULs: numpy takes them as padding, and so they are not hashed.
+        x: integers of any shape, as a tensor (any integer dtype) or numpy array; or strings. Strings may be a list of
+            ``str`` and ``bytes``, a numpy array of dtype ``S``, ``U`` or ``O`` of any shape, or a pyarrow ``Array`` or
+            ``ChunkedArray`` of strings or binaries without nulls. Pyarrow's bytes are not copied. A numpy ``S`` or
+            ``U`` array cannot hold trailing NULs: numpy takes them as padding, and so they are not hashed.
         num_buckets: the number of buckets, at least 1, below 2 ** 63.
 
     Returns:
@@ -173,7 +173,7 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
     Not differentiable.
 
     Args:
-        bytes: ``[M]``, uint8: the strings, one after the other; bytes before the first and after the last are allowed.
+        bytes: ``[M]``, uint8: the strings, in order; bytes before the first and after the last are allowed.
         offsets: ``[N + 1]``, int64, in bytes, from 0 to M, not decreasing.
         num_buckets: the number of buckets, at least 1, below 2 ** 63.
 
@@ -206,7 +206,7 @@ def to_hash_bucket_strong(x: Hashable, num_buckets: int, key: Sequence[int]) -> 
     """
     Map integers or strings to buckets by SipHash-2-4 of the text with a key, modulo ``num_buckets``.
 
-    Whoever does not know the key cannot choose texts that fall into the same bucket. Not differentiable.
+    Without the key nobody can choose texts that fall into the same bucket. Not differentiable.
 
     Args:
         x: integers or strings, as for :func:`to_hash_bucket_fast`.
@@ -349,13 +349,13 @@ def column_ids(
     columns: Sequence[Tensor], num_buckets: Sequence[int], missing: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """
-    Make ids of columns of integers, one after the other, and find missing values, in one pass.
+    Make ids of columns of integers, joined in order, and find missing values, in one pass.
 
     Args:
-        columns: at least one tensor of any integer dtype and shape; all on one device.
-        num_buckets: for each column 0, if its values are ids already (those of uint64 that int64 cannot hold become
-            2 ** 63 - 1), or the number of buckets of :func:`to_hash_bucket_fast`.
-        missing: for each column which values are missing: 0 none, 1 those that are -1, 2 negative ones.
+        columns: the tensors, at least one, of any integer dtype and shape; all on one device.
+        num_buckets: the number of buckets of each column, as of :func:`to_hash_bucket_fast`; 0 if its values are ids
+            already (values of uint64 that int64 cannot hold become 2 ** 63 - 1).
+        missing: the values of each column that are missing: 0 none, 1 those equal to -1, 2 negative ones.
 
     Returns:
         ``(ids, keep, num_missing)``: int64 ``[N]``; bool ``[N]``, false where a value is missing, but ``[0]`` where

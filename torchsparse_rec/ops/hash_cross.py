@@ -34,17 +34,17 @@ def cross_hashed(
     """
     Hash every combination of one value of each column, row by row, to one number: a feature cross.
 
-    Row ``b`` of the result has the product of the columns' numbers of values in row ``b``, the last column's value
-    changing fastest; it is empty if any column's row is. Integers are crossed as they are, strings as their
+    The length of row ``b`` of the result is the product of the columns' numbers of values in row ``b``; it is empty if
+    any column's row is. The last column's value changes fastest. Integers are crossed unchanged, strings as their
     :func:`fingerprint64`. Not differentiable.
 
     Args:
-        columns: at least one, at most 120, with the same number of rows B, each one of
+        columns: the columns, at least one, at most 120, with the same number of rows B, each one of
 
             * ``[B]`` or ``[B, k]`` integers or strings, as for :func:`fingerprint64`: k values in every row;
             * a pair ``(values, offsets)``: integers ``[M]`` or as many strings, and int64 ``[B + 1]``: row ``b`` has
               ``values[offsets[b]:offsets[b + 1]]``.
-        num_buckets: hashes are reduced modulo this number, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
+        num_buckets: the number by whose modulo hashes are reduced, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
         hash_key: the number that the hash starts with, any integer of 64 bits, signed or unsigned. None: the hash
             starts with the first column's value itself.
 
@@ -53,8 +53,8 @@ def cross_hashed(
         ``[B + 1]``.
 
     Raises:
-        ValueError: for no columns, other dtypes or ranks, different numbers of rows, offsets that decrease or leave
-            ``[0, M]``, ``num_buckets`` out of range, or a row of more than ``2 ** 62 / B`` crosses.
+        ValueError: for no columns, other dtypes or ranks, or different numbers of rows. Also for offsets that decrease
+            or leave ``[0, M]``, ``num_buckets`` out of range, or a row of more than ``2 ** 62 / B`` crosses.
 
     On CUDA the number of crosses is read back, unless all columns have the same number of values in every row.
 

@@ -61,7 +61,7 @@ def indexed_slices_to_dense(values: Tensor, indices: Tensor, num_rows: int) -> T
     Add the rows of ``values`` to a tensor of zeros, each at its index.
 
     Args:
-        values: as of :func:`deduplicate_rows`.
+        values: the argument of :func:`deduplicate_rows`.
         indices: ``[N]``, int32 or int64, below ``num_rows``; a row whose index is negative is left out.
         num_rows: the number of rows of the result.
 
@@ -85,12 +85,12 @@ def indexed_slices_to_dense(values: Tensor, indices: Tensor, num_rows: int) -> T
 
 def indexed_slices_norm(values: Tensor, indices: Tensor) -> Tensor:
     """
-    Compute the Euclidean norm of the rows after adding up those that share an index: the dense tensor's norm.
+    Compute the Euclidean norm of the rows after adding up rows that share an index: the dense tensor's norm.
 
     (The norm of ``values`` itself is another one as soon as an index repeats. Gradient clipping wants this one.)
 
     Args:
-        values: as of :func:`deduplicate_rows`, floating.
+        values: the argument of :func:`deduplicate_rows`, floating.
         indices: ``[N]``, any integer dtype.
 
     Returns:

@@ -160,7 +160,7 @@ def padded_to_jagged(padded: Tensor, padding_value: float = 0) -> tuple[Tensor, 
 
     Args:
         padded: ``[S, L]``, any dtype but complex.
-        padding_value: every element equal to it is dropped, wherever it stands; NaN drops NaNs.
+        padding_value: the value whose equals are all dropped, wherever they stand; NaN drops NaNs.
 
     Returns:
         ``(values [N], offsets [S + 1])``: the other elements in row-major order. Differentiable in ``padded``.
@@ -318,7 +318,7 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: another kind of tensor, or one ragged in another dimension.
 
-    On CUDA nothing waits for the device, but for a nested tensor with holes, which is packed first.
+    On CUDA nothing waits for the device, except a nested tensor with holes, which is packed first.
 
     Example:
         >>> nested = torch.nested.nested_tensor([torch.tensor([3, 1]), torch.tensor([4])], layout=torch.jagged)

@@ -138,8 +138,8 @@ def quantized_embedding(weight: Tensor, indices: Tensor, *, rows: RowsFormat = "
 
     Args:
         weight: the table of V rows.
-        indices: any shape, int32 or int64, in ``[0, V)``.
-        rows: its format, as of :func:`quantize_rows`.
+        indices: ids of any shape, int32 or int64, in ``[0, V)``.
+        rows: the format of the rows, as of :func:`quantize_rows`.
 
     Returns:
         ``[*indices.shape, D]``, float32. Not differentiable.
@@ -216,7 +216,7 @@ def bits_of(function: str, weight: Tensor, rows: str) -> int:
 
 
 def refuse_gradient(function: str, per_sample_weights: Tensor | None) -> None:
-    """Raise ``RuntimeError`` where a gradient of the weights would be asked for, which would be zero in silence."""
+    """Raise ``RuntimeError`` where a gradient of the weights would be asked for: it would silently be zero."""
     if per_sample_weights is not None and per_sample_weights.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             f"{function}: per_sample_weights must not require a gradient, as quantised tables are for inference: look "

@@ -71,11 +71,11 @@ def to_byte_planes(x: Tensor) -> Tensor:
     """
     Put the lowest bytes of all elements side by side, then the next ones, and so on: they compress better then.
 
-    Bytes of the same significance resemble each other: the high bytes of ids are mostly zeros, those of floats mostly
-    the same few exponents. Not differentiable.
+    Bytes of the same significance resemble each other: the high bytes of ids are mostly zeros, the high bytes of floats
+    mostly the same few exponents. Not differentiable.
 
     Args:
-        x: of any dtype and shape, on the CPU.
+        x: a tensor of any dtype and shape, on the CPU.
 
     Returns:
         ``[x.element_size(), x.numel()]``, uint8: plane k holds byte k, little endian, of every element.
@@ -142,14 +142,14 @@ def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, pa
 
     Args:
         out: ``[B]``, uint8, on the CPU, contiguous, in none of the sources' memory. It receives the elements of all
-            arrays, each array from the next multiple of 64 bytes on, with zeros between; bytes beyond them are left
-            alone. ``parts`` say how large it must be.
+            arrays, each array from the next multiple of 64 bytes on, with zeros between; bytes beyond them are not
+            written. Its least size follows from ``parts``.
         sources: uint8 vectors, on the CPU.
-        planes: ``[P, 3]``, int64, on the CPU: rows ``(source, start, bits)``: where in which source a plane begins.
-            With 8 bits its bytes are there; with 0 the one byte that all of them are; with 1 to 7 bits all bytes are
-            below ``2 ** bits`` and stored as bit planes, in ``bits * ceil(N / 8)`` bytes: for each block of 1,024 of
-            them, or what is left, ``M = ceil(block / 8)`` bytes for each bit, so that bit q of the block's byte
-            ``r * M + t`` is bit r of its stored byte ``q * M + t``.
+        planes: ``[P, 3]``, int64, on the CPU: rows ``(source, start, bits)``: a plane's source, and where it begins
+            there. With 8 bits the plane's bytes are stored. With 0 one byte is stored, which all of them equal. With 1
+            to 7 bits all bytes are below ``2 ** bits`` and stored as bit planes, in ``bits * ceil(N / 8)`` bytes. Each
+            block of 1,024 bytes, or of the rest, has ``M = ceil(block / 8)`` stored bytes for each bit. Bit q of the
+            block's byte ``r * M + t`` is bit r of its stored byte ``q * M + t``.
         parts: ``[Q, 2]``, int64, on the CPU: rows ``(bytes of an element, N)``, one for each array. Its planes are the
             next rows of ``planes``, as many as an element has bytes: 1, 2, 4 or 8.
 
@@ -157,8 +157,9 @@ def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, pa
         ``out``.
 
     Raises:
-        ValueError: for a wrong dtype, rank or device, a plane that leaves its source, another number of planes than
-            the parts' elements have bytes, or an ``out`` that is too small or shares memory with another tensor.
+        ValueError: for a wrong dtype, rank or device, or a plane that leaves its source. Also for another number of
+            planes than the parts' elements have bytes, or an ``out`` that is too small or shares memory with another
+            tensor.
 
     Source:
         The shuffle filter of HDF5 and Blosc.
@@ -191,7 +192,7 @@ class FrameStatus(NamedTuple):
         fault: None if the bytes end with a record; ``"incomplete"`` if they end within one; ``"length_crc"`` or
             ``"data_crc"`` if a record does not fit its checksum.
         end: the byte after the last good record, where the fault is.
-        needed: the number of bytes of the record at ``end``, its frame included, as far as is known: 16 where its
+        needed: the number of bytes of the record at ``end``, its frame included, as far as it is known: 16 where its
             header is incomplete.
 
     Example:
@@ -214,11 +215,12 @@ def tfrecord_frames(bytes: Tensor, *, verify: bool = True) -> tuple[Tensor, Fram
 
     Args:
         bytes: ``[M]``, uint8, on the CPU.
-        verify: compare the checksums of the records' lengths and of their data.
+        verify: whether to compare the checksums of the records' lengths and of their data.
 
     Returns:
         ``(ranges, status)``: int64 ``[n, 2]``, where each whole record's data begin and end; and a
-        :class:`FrameStatus`, which the caller must judge: the file may go on with the rest of an incomplete record.
+        :class:`FrameStatus`. The caller must judge the latter: the file may go on with the rest of an incomplete
+        record.
 
     Raises:
         ValueError: if ``bytes`` is not a uint8 vector on the CPU.

@@ -24,7 +24,7 @@ __all__ = ["ExampleColumn", "ExampleError", "ExampleValues", "encode_examples", 
 
 _ops = torch.ops.torchsparse_rec
 
-# The numbers are those of csrc/record_example.h.
+# The numbers are from csrc/record_example.h.
 _DTYPES = {"int64": 0, "int32": 1, "float32": 2, "bytes": 3}
 _TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "bytes": torch.uint8}
 _ANY_NUMBER = -1
@@ -45,7 +45,7 @@ class ExampleColumn:
         size: the number of values of every record, below ``2 ** 31``; None: any number of them.
         default: the ``size`` values of a record without the feature; None: such a record is an error, unless
             ``nullable``. With ``size`` None there is no default: a record without the feature has no values.
-        nullable: whether a record may lack the feature: ``ExampleValues.present`` says which do.
+        nullable: whether a record may lack the feature: ``ExampleValues.present`` marks the records that have it.
 
     Raises:
         ValueError: for another dtype, a size out of range, or a default that does not fit.
@@ -84,7 +84,7 @@ class ExampleValues(NamedTuple):
     One feature of n records, as a column: ``parse_examples`` returns it, ``encode_examples`` takes it.
 
     Attributes:
-        values: ``[n * size]``, or all records' values one after the other; for strings all their bytes, as uint8.
+        values: ``[n * size]``, or all records' values in order; for strings all their bytes, as uint8.
         string_offsets: int64, where each string begins in ``values``, and where the last ends; None for numbers.
         row_offsets: ``[n + 1]``, int64, where each record's values (strings) begin; None if all have as many.
         present: ``[n]``, bool, which records have the feature; None: all.
@@ -105,13 +105,14 @@ class ExampleValues(NamedTuple):
 
 class ExampleError(ValueError):
     """
-    A message that is no ``tf.train.Example``, or one that lacks the columns asked for.
+    A message that is no ``tf.train.Example``, or one that lacks the requested columns.
 
     Attributes:
-        record: the number of the record among those given, from 0. Of several faults it need not be the first: faults
-            of messages and of numbers of a fixed count are found before those of strings and of lists of any length.
+        record: the number of the record among the given ones, from 0. If there are several faults, it need not be the
+            first: faults of messages and of numbers of a fixed count are found before faults of strings and of lists of
+            any length.
         offset: the position of the fault among all bytes given.
-        problem: what is wrong, in words.
+        problem: the fault, in words.
     """
 
     def __init__(self, record: int, offset: int, problem: str):
@@ -127,10 +128,10 @@ def parse_examples(bytes: Tensor, ranges: Tensor, columns: Mapping[str, ExampleC
     """
     Parse serialized ``tf.train.Example`` messages into columns.
 
-    The rules are those of ``tf.io.parse_example``: where a message holds a feature twice, the last one counts (for
-    columns of a fixed size the last that is not empty); features that are not asked for are skipped; packed and
-    unpacked lists are read. In an entry that has its value twice, which ``tf.io.parse_example`` refuses, the last
-    counts. Not differentiable.
+    The rules are from ``tf.io.parse_example``. Where a message holds a feature twice, the last one counts (for columns
+    of a fixed size the last that is not empty). Features that are not asked for are skipped. Packed and unpacked lists
+    are read. In an entry that has its value twice, which ``tf.io.parse_example`` refuses, the last counts. Not
+    differentiable.
 
     Args:
         bytes: ``[M]``, uint8, on the CPU.
@@ -142,8 +143,8 @@ def parse_examples(bytes: Tensor, ranges: Tensor, columns: Mapping[str, ExampleC
         The values of each column, by the same names in the same order.
 
     Raises:
-        ExampleError: (a ValueError) for a record that is no Example, lacks a feature, or has one of another kind,
-            another number of values, or a value that int32 cannot hold.
+        ExampleError: (a ValueError) for a record that is no Example or lacks a feature. Also for a feature of another
+            kind, of another number of values, or with a value that int32 cannot hold.
         ValueError: for a wrong dtype or rank, ranges that leave ``[0, M]``, a name that is not text, or more values
             than memory could hold.
 
@@ -245,7 +246,7 @@ def _checked_columns(op: str, columns: Mapping[str, ExampleColumn]) -> list[Exam
 
 
 def _parts(name: str, spec: ExampleColumn, column: ExampleValues, rows: int) -> list[Tensor]:
-    """Return a column's four tensors for the encoder; those that it lacks are empty."""
+    """Return a column's four tensors for the encoder; the ones that it lacks are empty."""
     op = f"encode_examples: feature {name!r}"
     if not isinstance(column, ExampleValues):
         raise TypeError(f"{op} must be ExampleValues, got {type(column).__name__}")
@@ -303,7 +304,7 @@ def _default(column: ExampleColumn) -> tuple[Tensor, Tensor]:
     """Return the values of a record without the feature, and for strings where each begins."""
     given = [] if column.default is None else list(column.default)
     dtype = _TORCH_DTYPES[column.dtype]
-    # torch would cut fractions off, and `bytes` make as many zeros as a number says.
+    # torch would cut fractions off, and `bytes` of a number makes so many zeros.
     kinds: dict[str, tuple[type, ...]] = {"float32": (object,), "bytes": (str, bytes, bytearray, memoryview)}
     try:
         if all(isinstance(value, kinds.get(column.dtype, (int, np.integer))) for value in given):

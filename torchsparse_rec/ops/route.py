@@ -49,21 +49,22 @@ def route(
 
     A table of ``S`` blocks has row ``v`` in block ``reverse(v % S)``, which turns the ``log2(S)`` bits of a number
     round, at place ``v // S``. Each of ``W`` ranks has ``ceil(S / W)`` consecutive blocks, the last ones fewer or none.
-    A rank with ``b`` blocks from block ``s`` on keeps row ``v`` as its row ``(v // S) * b + block - s``; with one block
-    rank 0 has the table as it is. Not differentiable.
+    A rank with ``b`` blocks from block ``s`` on keeps row ``v`` as its row ``(v // S) * b + block - s``. With one block
+    rank 0 has the unchanged table. Not differentiable.
 
     Args:
-        ids: row numbers, ``[N]``, int32 or int64, fewer than 2^31: those of table 0, of table 1, and so on.
-        starts: where the ids of each of ``T`` tables begin, and their end: ``T + 1`` numbers from 0 to ``N``.
+        ids: row numbers, ``[N]``, int32 or int64, fewer than 2^31: first for table 0, then for table 1, and so on.
+        starts: the start of the ids of each of ``T`` tables, and the end of all: ``T + 1`` numbers from 0 to ``N``.
         sizes: rows of each table, ``T`` numbers below 2^31.
         blocks: blocks of each table, ``T`` powers of two in ``[1, 4096]``.
-        ranks: over how many ranks the tables are split.
-        distinct: name a row of a table once, in the order of first appearance; False: once for each of its ids.
+        ranks: the number of ranks over which the tables are split.
+        distinct: whether to name a row of a table once, in the order of first appearance; False: once for each of its
+            ids.
 
     Returns:
-        A tuple ``(rows, counts, places)``: the rows ``[U]`` int32 of rank 0 (of table 0, of table 1, ...), of rank 1,
-        and so on; how many they are of each table, ``[ranks, T]`` int64 and always on the CPU; and for each id the
-        position of its row in ``rows``, ``[N]`` int64.
+        A tuple ``(rows, counts, places)``. ``rows``, ``[U]`` int32, are the rows of rank 0 (of table 0, of table 1,
+        ...), of rank 1, and so on. ``counts``, ``[ranks, T]`` int64 and always on the CPU, are their numbers by table.
+        ``places``, ``[N]`` int64, are the positions of the ids' rows in ``rows``.
 
     Raises:
         IndexError: if an id is outside its table; the first such id is named.
@@ -88,19 +89,19 @@ def route_keys(keys: Tensor, starts: Sequence[int], ranks: int, distinct: bool =
     """
     Find the ranks of keys, in tables that grow and are split over ranks by a hash of the key.
 
-    Each table has 4,096 blocks, split over ranks as those of :func:`route`. A key's block is the low 12 bits of
-    SplitMix64's finalizer of it, so keys that share low bits fall evenly. Not differentiable.
+    Each table has 4,096 blocks, split over ranks as in :func:`route`. A key's block is the low 12 bits of SplitMix64's
+    finalizer of it, so keys that share low bits fall evenly. Not differentiable.
 
     Args:
-        keys: any numbers, ``[N]``, int32 or int64, fewer than 2^31: those of table 0, of table 1, and so on.
-        starts: where the keys of each of ``T`` tables begin, and their end: ``T + 1`` numbers from 0 to ``N``.
-        ranks: over how many ranks the tables are split.
-        distinct: name a key of a table once, in the order of first appearance; False: as often as it occurs.
+        keys: any numbers, ``[N]``, int32 or int64, fewer than 2^31: first for table 0, then for table 1, and so on.
+        starts: the start of the keys of each of ``T`` tables, and the end of all: ``T + 1`` numbers from 0 to ``N``.
+        ranks: the number of ranks over which the tables are split.
+        distinct: whether to name a key of a table once, in the order of first appearance; False: as often as it occurs.
 
     Returns:
-        A tuple ``(keys, occurrences, counts, places)``: the keys ``[U]`` of rank 0 (of table 0, of table 1, ...), of
-        rank 1, and so on, with the dtype of ``keys``; how often each occurs, ``[U]`` int32, ones without ``distinct``;
-        and ``counts`` and ``places`` as of :func:`route`.
+        A tuple ``(keys, occurrences, counts, places)``. The first has the keys ``[U]`` of rank 0 (of table 0, of table
+        1, ...), of rank 1, and so on, with the dtype of ``keys``. ``occurrences``, ``[U]`` int32, is how often each
+        occurs, ones without ``distinct``. ``counts`` and ``places`` are as in :func:`route`.
 
     Raises:
         ValueError: if ``keys`` is not a vector of int32 or int64, or starts or ranks are not as above.

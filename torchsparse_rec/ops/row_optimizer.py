@@ -75,16 +75,16 @@ def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
     Say what an optimizer's step does to a row without gradient: nothing, or it changes its states, or its weight.
 
     Args:
-        rule: one of ``OPTIMIZER_RULES``' numbers.
+        rule: the rule's number in ``OPTIMIZER_RULES``.
         hyperparameters: the rule's, in its order.
 
     Returns:
         ``"none"``; ``"states"``: the states change, the weight does not; or ``"weight"``: the weight changes too.
 
     Raises:
-        ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps: ``lamb``, and
-            weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``, ``adadelta`` and
-            ``adagrad``, if it is not decoupled).
+        ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps. The latter
+            are ``lamb``, and weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``,
+            ``adadelta`` and ``adagrad``, if it is not decoupled).
 
     Example:
         >>> idle_motion(OPTIMIZER_RULES["sgd"], [0.1, 0.9, 0.0, 0.0, 0.0])
@@ -139,7 +139,7 @@ def row_optimizer_update_(
     A dense optimizer also moves a row in steps that do not name it where the rule says so (momentum, Adam, weight
     decay). Here the row is stale after such steps, until a later step names it: that flushes the row first, by a closed
     form, whatever the number of steps between. :func:`row_optimizer_current` returns up-to-date values meanwhile. The
-    results are those of the dense optimizer. Not differentiable.
+    results are the dense optimizer's. Not differentiable.
 
     Args:
         weights: K tables ``[V, D]``, float16, bfloat16, float32 or float64, all alike; written. Their rows may be any
@@ -153,17 +153,17 @@ def row_optimizer_update_(
         rows: K times int64 ``[U]``, strictly increasing; None: all rows. Without ``last_steps``, a named row whose
             gradient is zero is left alone, states and all.
         values: K gradients, ``[U, D]``, in the dtype of the states or the weights.
-        rule: one of ``OPTIMIZER_RULES``' numbers.
+        rule: the rule's number in ``OPTIMIZER_RULES``.
         hyperparameters: the rule's, in the order of csrc/row_optimizer.h.
         step: the number of this step, from 1.
         base: the step at which all rows were up to date and the history began.
         grad_scale: one element, a factor of all gradients.
         maximize: whether to ascend.
-        rounding_seeds: for float16 and bfloat16 weights, one per table: round to a neighbour at random, so that the
-            mean is right. Default: to the nearest.
-        whole: with ``last_steps``, one number per table: one of at most ``whole[k]`` times as many rows as ``rows[k]``
-            names is stepped whole, its other rows with gradient zero: they come to the same, to rounding, and are not
-            stale. Default: none is. On CUDA none ever is.
+        rounding_seeds: a seed per table, for float16 and bfloat16 weights: they are rounded to a neighbour at random,
+            so that the mean is right. Default: to the nearest.
+        whole: a number per table, for calls with ``last_steps``. Table k is stepped whole if it has at most
+            ``whole[k]`` times as many rows as ``rows[k]`` names. Its other rows have gradient zero; they come to the
+            same, to rounding, and are not stale. Default: none is stepped whole. On CUDA none ever is.
 
     Raises:
         IndexError: a row outside ``[0, V)``; then nothing has been written.
@@ -219,8 +219,8 @@ def row_optimizer_advance_(
     Append to a history what step ``step`` does to rows without gradient; call it after that step's updates.
 
     Args:
-        history: made by :func:`new_history`, with room for ``step - base`` steps; written.
-        rule: one of ``OPTIMIZER_RULES``' numbers, the same in all steps.
+        history: the history, made by :func:`new_history`, with room for ``step - base`` steps; written.
+        rule: the rule's number in ``OPTIMIZER_RULES``, the same in all steps.
         hyperparameters: the rule's, at this step.
         step: the number of the step, from 1: one more than at the last call.
         base: the step at which the history began.
@@ -263,7 +263,7 @@ def row_optimizer_current(
         last_step: int32 ``[V]``.
         history: the steps from ``base`` to ``step``.
         rows: int64 ``[U]``, in any order; they may repeat.
-        rule: one of ``OPTIMIZER_RULES``' numbers.
+        rule: the rule's number in ``OPTIMIZER_RULES``.
         hyperparameters: the rule's; of them only ``eps`` matters.
         step: the number of steps done.
         base: the step at which the history began.
@@ -308,7 +308,8 @@ def row_optimizer_make_current_(
     Flush every row of some tables through step ``step``, in place.
 
     Args:
-        weights, states, last_steps, history, rule, base, rounding_seeds: as for :func:`row_optimizer_update_`.
+        weights, states, last_steps, history, rule, base, rounding_seeds: the arguments of
+            :func:`row_optimizer_update_`.
         hyperparameters: the rule's; of them only ``eps`` matters.
         step: the number of steps done.
 

@@ -50,7 +50,7 @@ def row_update_(
         tables: the weight ``[V, ...]`` and the states of the rule, in its order.
         grad: ``[N, ...]``, a row of the weight for each index.
         indices: ``[N]``, int32 or int64; they may repeat.
-        hyperparameters: those of the rule, in its order.
+        hyperparameters: the rule's hyperparameters, in its order.
 
     Example:
         >>> weight = torch.ones(3, 1)

@@ -92,8 +92,8 @@ def segment_mean(
     """
     Average the rows of each segment, given by sorted ids or offsets.
 
-    Arguments, result and errors as :func:`segment_sum`; the mean of integers is the wrapped sum divided by
-    the number of rows, cut towards zero (the number wraps in the dtype too; where it wraps to 0 so does the mean).
+    Arguments, result and errors as :func:`segment_sum`. The mean of integers is the wrapped sum divided by the number
+    of rows, cut towards zero. (The number wraps in the dtype too; where it wraps to 0, the mean is 0.)
 
     Source: ``tf.math.segment_mean``.
 
@@ -185,9 +185,9 @@ def segment_prod(
 
     Arguments, result and errors as :func:`segment_sum`.
 
-    A row's gradient is the product of the other rows, with zeros too: with one zero in a column that row alone receives
+    A row's gradient is the product of the other rows, with zeros too: with one zero in a column only that row receives
     a gradient, with two no row does. It divides the product of all but zeros, and so overflows where that does. The
-    gradient of the gradient is made by torch's operators and takes memory for about ten tensors like ``data``; where
+    gradient of the gradient is made by torch's operators and takes memory for about ten tensors like ``data``. Where
     ``data`` has zeros it must not be differentiated again.
 
     Source: ``tf.math.segment_prod``.
@@ -210,7 +210,7 @@ def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int) -
     Args:
         data: ``[I..., R...]``, float16, bfloat16, float32, float64 or any integer dtype; half types are summed in
             float32 and rounded once, integers wrap.
-        segment_ids: ``[I...]``, int32 or int64, of any rank: its shape is the beginning of that of ``data``. Below
+        segment_ids: ``[I...]``, int32 or int64, of any rank: its shape is the beginning of the shape of ``data``. Below
             ``num_segments``; a row whose id is negative is left out.
         num_segments: rows of the result, ``S``.
 
@@ -240,9 +240,8 @@ def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) 
     """
     Average the rows of each segment, given by ids in any order.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`; the mean of integers is the wrapped sum
-    divided by the number of rows, cut towards zero (the number wraps in the dtype too; where it wraps to 0 so does the
-    mean).
+    Arguments, result and errors as :func:`unsorted_segment_sum`. The mean of integers is the wrapped sum divided by the
+    number of rows, cut towards zero. (The number wraps in the dtype too; where it wraps to 0, the mean is 0.)
 
     Source: ``tf.math.unsorted_segment_mean`` (whose mean of integers is floating).
 

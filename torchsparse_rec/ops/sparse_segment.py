@@ -198,9 +198,9 @@ def sparse_segment_sum_grad(
         indices: ``[N]``, int32 or int64, in ``[0, output_dim0)``.
         segment_ids: ``[N]``, int32 or int64, in ``[0, S)``; they need not be sorted.
         output_dim0: rows of ``data`` in the forward operation.
-        out: where to write the result; resized as torch's ``out=`` does, so that a buffer can be reused. Writing into
-            memory that is already mapped is several times faster than into fresh memory. It shares no memory with the
-            other tensors, and where it is resized no storage.
+        out: the tensor into which the result is written, resized as torch's ``out=`` does, so that a buffer can be
+            reused. Writing into memory that is already mapped is several times faster than into fresh memory. It shares
+            no memory with the other tensors, and where it is resized no storage.
 
     Returns:
         ``[output_dim0, ...]``; rows without entries are zero. Differentiable in ``grad`` unless ``out`` is given.
@@ -275,9 +275,9 @@ def sparse_segment_sum_grad_v2(
     Return the gradient of ``sparse_segment_sum`` with respect to ``data``: only the rows with entries, and their ids.
 
     Args:
-        grad: as in :func:`sparse_segment_sum_grad`.
-        indices: as in :func:`sparse_segment_sum_grad`.
-        segment_ids: as in :func:`sparse_segment_sum_grad`.
+        grad: the argument of :func:`sparse_segment_sum_grad`.
+        indices: the argument of :func:`sparse_segment_sum_grad`.
+        segment_ids: the argument of :func:`sparse_segment_sum_grad`.
         dense_output_dim0: rows of ``data`` in the forward operation.
         out: ``(values, rows)`` to write into; both are resized as torch's ``out=`` does. They share no memory with the
             other tensors or each other, and where they are resized no storage.

@@ -74,7 +74,7 @@ class RaggedFilledRows(NamedTuple):
 
 
 def resolved_shape(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
-    """Return ``new_shape`` with its one -1, if any, replaced by the size that the number of elements asks for."""
+    """Return ``new_shape`` with its one -1, if any, replaced by the size that follows from the number of elements."""
     places = [d for d, size in enumerate(new_shape) if size == -1]
     if not places:
         return list(new_shape)
@@ -100,7 +100,7 @@ def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[in
     """
     Return the indices of a sparse tensor's entries after its elements, in row-major order, get another shape.
 
-    The values stay as they are: entry ``i`` stays entry ``i``.
+    The values stay unchanged: entry ``i`` stays entry ``i``.
 
     Args:
         indices: ``[N, R]``, int64. They are not checked against ``shape``: an index outside it gives one outside
@@ -142,8 +142,8 @@ def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, defau
 
     Returns:
         ``(indices [M, R], values [M], empty_row_indicator [num_rows], reverse_index_map [N])``. Entries are grouped by
-        row in increasing order; those of one row keep their order. ``reverse_index_map[i]`` is where entry ``i`` went.
-        Differentiable in ``values`` and ``default_value``.
+        row in increasing order; entries of one row keep their order. ``reverse_index_map[i]`` is where entry ``i``
+        went. Differentiable in ``values`` and ``default_value``.
 
     Raises:
         IndexError: a row outside ``[0, num_rows)``.
@@ -272,7 +272,7 @@ def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[T
     Args:
         indices: ``[N, R]``.
         values: ``[N, ...]``, any dtype.
-        to_retain: ``[N]``: bool, or numbers, of which all but 0 keep their entry.
+        to_retain: ``[N]``: bool, or numbers: all but 0 keep their entry.
 
     Returns:
         ``(indices, values)`` of the kept entries, in their order. Differentiable in ``values``.

@@ -83,19 +83,19 @@ def table_find_or_insert_(
     """
     Look up the rows of keys in a table's index, and insert the keys that are missing, in place.
 
-    The k-th new key, in the order of first appearance, gets the k-th row that is free: first those of ``free_rows``,
-    then those never used. The result and the state do not depend on the number of threads.
+    The k-th new key, in the order of first appearance, gets the k-th free row: first from ``free_rows``, then from the
+    rows never used. The result and the state do not depend on the number of threads.
 
     Args:
-        index: as of :func:`table_find`, written.
-        entries: as of :func:`table_find`, written.
-        counters: ``[8]`` int64, written: how many rows have ever been used, how many of ``free_rows`` have been taken,
-            how often a key found no room, how many keys have been inserted; the rest is the caller's.
+        index: the argument of :func:`table_find`, written.
+        entries: the argument of :func:`table_find`, written.
+        counters: ``[8]`` int64, written: the numbers of rows ever used, of ``free_rows`` taken, of times that a key
+            found no room, and of keys inserted; the rest is the caller's.
         free_rows: ``[F]`` int32, rows below ``counters[0]`` that are free, ascending.
         ids: the keys, ``[N]``, int32 or int64.
         allowed: ``[N]`` bool: at which positions a missing key is inserted. Default: at all.
-        frequencies: ``[N]`` int32: the frequency from which a row starts that this position inserts. Default: 0, to
-            which ``count`` adds.
+        frequencies: ``[N]`` int32: the first frequency of a row that this position inserts. Default: 0. ``count`` adds
+            to it.
         version: the new version of all rows that are found or inserted; -1 (default): rows keep theirs, inserted ones
             have 0.
         count: whether every occurrence adds one to its row's frequency. Default False.
@@ -106,7 +106,7 @@ def table_find_or_insert_(
     Raises:
         ValueError: wrong shapes, dtypes, layouts or counters; tensors that share memory.
 
-    On CUDA nothing waits for the device. A key that finds no room has row -1, and ``counters[2]`` says so.
+    On CUDA nothing waits for the device. A key that finds no room has row -1, and is counted in ``counters[2]``.
 
     Source: ``tf.lookup.experimental.DenseHashTable.insert``, DeepRec's ``EmbeddingVariable``.
 
@@ -137,15 +137,15 @@ def tables_find_or_insert_(
     Look up and insert the keys of several tables in one call, in place: each table's keys are a part of ``ids``.
 
     Args:
-        index: one for each table, as of :func:`table_find_or_insert_`; no two may be the same.
-        entries: one for each table, likewise.
-        counters: one for each table, likewise.
-        free_rows: one for each table, likewise.
+        index: the index of each table, as of :func:`table_find_or_insert_`; no two may be the same.
+        entries: the entries of each table, likewise.
+        counters: the counters of each table, likewise.
+        free_rows: the free rows of each table, likewise.
         ids: the keys of all tables, ``[N]``, int32 or int64.
-        begins: where each table's keys begin: parts ascend and do not overlap.
-        ends: where each table's keys end.
-        versions: one for each table, as of :func:`table_find_or_insert_`.
-        count: as of :func:`table_find_or_insert_`.
+        begins: the start of each table's keys: parts ascend and do not overlap.
+        ends: the end of each table's keys.
+        versions: the version of each table, as of :func:`table_find_or_insert_`.
+        count: the argument of :func:`table_find_or_insert_`.
 
     Returns:
         A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts ``rows`` has the ids, and ``born`` -1.
@@ -177,8 +177,8 @@ def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | 
     Erase keys from a table's index, in place: their rows become free.
 
     Args:
-        index: as of :func:`table_find`, written.
-        entries: as of :func:`table_find`, written.
+        index: the argument of :func:`table_find`, written.
+        entries: the argument of :func:`table_find`, written.
         ids: the keys, ``[N]``, int32 or int64; missing and repeated ones are no error.
         mask: ``[N]`` bool: which keys to erase. Default: all.
 
@@ -207,12 +207,13 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int, *, seed: int =
     """
     Make a new index of all keys of a table, of a given number of buckets.
 
-    Without a seed, whoever has read this code knows where a key belongs, and can choose keys that fill a part of the
-    index. With a seed that nobody else knows, nobody can.
+    Without a seed, a reader of this code can tell where a key belongs, and choose keys that fill a part of the index.
+    With a secret seed nobody can.
 
     Args:
-        entries: as of :func:`table_find`.
-        counters: as of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its third.
+        entries: the argument of :func:`table_find`.
+        counters: the argument of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its
+            third.
         buckets: the number of buckets, of 12 slots each; 9 keys a bucket is a good load.
         seed: the hash's seed, 64 bits, kept in the index. Default 0: the hash of all tables without a seed.
 
@@ -239,7 +240,7 @@ def count_min_sketch_(
     Count keys in a counting Bloom filter, in place, and return how often each has occurred at most.
 
     Args:
-        sketch: ``[W]``, int8, int16, int32 or int64, at first zeros: the counters, written. Full ones stay as they are.
+        sketch: ``[W]``, int8, int16, int32 or int64, at first zeros: the counters, written. Full ones stay unchanged.
         ids: the keys, ``[N]``, int32 or int64.
         mask: ``[N]`` bool: which keys count. Default: all.
         num_hashes: the number of counters of a key, in [1, 64]. Default 4.

@@ -36,7 +36,7 @@ def table_initialize_(
     seed: int = 0,
 ) -> None:
     """
-    Write the initial values of rows, in place: functions of the seed, the key and the column alone.
+    Write the initial values of rows, in place: functions of only the seed, the key and the column.
 
     They are the same on every device.
 
@@ -87,16 +87,16 @@ def table_lookup(
     Look up the rows of keys in a table, in one pass; a missing key has its initial value, and is not inserted.
 
     Args:
-        index: as of :func:`table_find`.
-        entries: as of :func:`table_find`.
+        index: the argument of :func:`table_find`.
+        entries: the argument of :func:`table_find`.
         weight: ``[R, D]``, float16, bfloat16, float32 or float64; with ``missing`` also uint8.
         ids: the keys, ``[N]``, int32 or int64.
         missing: ``[D]``, the row that missing keys read. Default: their initial values, as of
             :func:`table_initialize_`.
-        values: as of :func:`table_initialize_`.
-        kind: as of :func:`table_initialize_`.
-        parameters: as of :func:`table_initialize_`.
-        seed: as of :func:`table_initialize_`.
+        values: the argument of :func:`table_initialize_`.
+        kind: the argument of :func:`table_initialize_`.
+        parameters: the argument of :func:`table_initialize_`.
+        seed: the argument of :func:`table_initialize_`.
 
     Returns:
         ``[N, D]``, dtype of ``weight``. It has no gradient.
@@ -138,7 +138,7 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
 
     On CUDA nothing waits for the device.
 
-    Source: ``tf.raw_ops.ResourceScatterUpdate``, which does not say which of several values counts.
+    Source: ``tf.raw_ops.ResourceScatterUpdate``, which leaves open which of several values counts.
 
     Example:
         >>> weight = torch.zeros(2, 2)

@@ -45,7 +45,7 @@ def unique(x: Tensor, dim: int | None = None) -> Unique:
 
     Args:
         x: ids, ``[N]``, any integer dtype, signed or unsigned; with ``dim`` any rank but 0.
-        dim: compare the slices of ``x`` along this dimension: equal slices are equal in every element.
+        dim: the dimension along which the slices of ``x`` are compared: equal slices are equal in every element.
 
     Returns:
         A tuple ``(values, inverse)``: the distinct values ``[U]`` with the dtype of ``x``, and for each ``i`` the
@@ -80,7 +80,7 @@ def unique_with_counts(x: Tensor, dim: int | None = None) -> UniqueWithCounts:
 
     Args:
         x: ids, ``[N]``, any integer dtype, signed or unsigned; with ``dim`` any rank but 0.
-        dim: as of :func:`unique`.
+        dim: the argument of :func:`unique`.
 
     Returns:
         A tuple ``(values, inverse, counts)``: ``values`` ``[U]`` and ``inverse`` ``[N]`` as of :func:`unique`, and how

@@ -27,7 +27,7 @@ class Checkpoints(Optimizer):
     in_backward = False
     # The options of a parameter group that torch's optimizers do not have.
     _row_defaults: dict[str, Any] = {}
-    # States of half-precision parameters as they were loaded, until the first step: it knows which are tables.
+    # The loaded states of half-precision parameters, until the first step, which determines the tables.
     wide_states: dict[Tensor, dict[str, Any]] = {}
     # Whether torch is stepping the parameters that are no tables at this moment.
     _steps_densely_now = False
@@ -61,8 +61,8 @@ class Checkpoints(Optimizer):
         """
         Bring all rows of all tables up to date, at the cost of a pass over the stale ones.
 
-        Rows of an :class:`EmbeddingVariable` that lie in tiers beyond its first, as on an SSD, are left as they are: a
-        call that rewrote a disk would cost what the tiers save. They catch up when they are read, promoted or saved.
+        Rows of an :class:`EmbeddingVariable` that lie in tiers beyond its first, as on an SSD, are not changed: to
+        rewrite a disk would cost what the tiers save. They catch up when they are read, promoted or saved.
         """
         for clock in self._clocks():
             clock.flush(clock.tables())
@@ -82,7 +82,7 @@ class Checkpoints(Optimizer):
         """
         Return the optimizer's state in the form of :meth:`torch.optim.Optimizer.state_dict`.
 
-        All rows are flushed first, and the history of past steps is dropped: a run resumed from this state gives the
+        All rows are flushed first, and the history of past steps is dropped. A run resumed from this state gives the
         same bits as the run that saved it and goes on.
 
         Raises:
@@ -118,6 +118,10 @@ class Checkpoints(Optimizer):
         """
         self._load(state_dict, copies=True)
 
+    def load_own(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as :meth:`load_state_dict` does, whose tensors are for this optimizer alone: none is copied."""
+        self._load(state_dict, copies=False)
+
     def _load(self, state_dict: dict[str, Any], copies: bool) -> None:
         """Load a state, and copy the tensors that torch has neither cast nor moved, or keep them."""
         kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
@@ -130,7 +134,7 @@ class Checkpoints(Optimizer):
                 group.setdefault(name, value)
 
     def _own_states(self, state_dict: dict[str, Any]) -> None:
-        """Copy the states that are still those of a state_dict."""
+        """Copy the states that still belong to a state_dict."""
         given = {id(x) for state in state_dict["state"].values() for x in state.values() if isinstance(x, Tensor)}
         for state in self.stored_state.values():
             for name, value in state.items():
@@ -183,7 +187,7 @@ class Checkpoints(Optimizer):
                     self.wide_states[parameter] = {k: v.clone() if copies else v for k, v in its.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy of the optimizer takes over, with all rows up to date, as in a checkpoint."""
+        """Return the state for a copy of the optimizer, with all rows up to date, as in a checkpoint."""
         self._restart_clocks()
         return {**super().__getstate__(), "_row_defaults": self._row_defaults, "in_backward": self.in_backward}
 
@@ -208,10 +212,11 @@ def check_options(where: str, group: Mapping[str, Any], optimizer: Optimizer, nu
     Raise ``ValueError`` unless a parameter group has the options of an optimizer's own.
 
     Args:
-        where: the group is, for the error.
+        where: the place of the group, for the error.
         group: the options by name.
-        optimizer: that is to have the group. Where its options are numbers, or several, so must the group's be.
-        number: of the optimizer's group.
+        optimizer: the optimizer that is to have the group. The group's options must be numbers, or several, where this
+            optimizer's are.
+        number: the number of the optimizer's group.
     """
     for name, own in optimizer.param_groups[number].items():
         if name in optimizer.defaults and not (name in group and _is_alike(group[name], own)):

@@ -1,4 +1,4 @@
-"""The part of optimizers that knows parameter groups: which one lists a table, its rule, and what that does to rows."""
+"""The part of optimizers for parameter groups: which one lists a table, its rule, and the rule's effect on rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Rule(NamedTuple):
 
 
 class Groups(InBackward):
-    """The part of an optimizer that says what its parameter groups mean for tables."""
+    """The part of an optimizer that applies its parameter groups to tables."""
 
     # Whether the step of an element depends on its whole row, by the formula.
     _steps_whole_rows = False
-    # Whether the rule leaves rows without gradient alone, as lazy=True does: also rows of zeros in a strided gradient.
+    # Whether the rule skips rows without gradient, as lazy=True does: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
     # The group of each parameter and its place there, by the parameter's id, as last found: lookups ask for many.
     _places: dict[int, tuple[int, int]] = {}
@@ -63,7 +63,7 @@ class Groups(InBackward):
             return True
 
     def column_obstacle(self, weight: Tensor) -> str | None:
-        """Return why this optimizer must not step some of the columns of this table alone, or None if it may."""
+        """Return why this optimizer must not step only some columns of this table, or None if it may."""
         name, use = type(self).__name__, "use RowWise() or TableWise() for it"
         if self._steps_whole_rows:
             return f"{name} steps whole rows, of which each rank would have a part: {use}"
@@ -152,7 +152,7 @@ class Groups(InBackward):
 
 
 def _is_constant(value: Any) -> bool:
-    """Say whether an option stays what it is as long as it is the same object: a tensor or a list may not."""
+    """Say whether an option keeps its value as long as it is the same object: a tensor or a list may change."""
     if type(value) is tuple:
         return all(map(_is_constant, value))
     return value is None or type(value) in (bool, int, float, str)

@@ -37,7 +37,7 @@ class InBackward(Checkpoints):
     _see_groups: Callable[[], None]
     _stepped: list[StepGroup]
     # Parameters that backwards have stepped since gradients were last set to None, in lists by their ids: in every
-    # other mode they would have a gradient now. And those to which zero_grad(set_to_none=False) has given zeros.
+    # other mode they would have a gradient now. And parameters to which zero_grad(set_to_none=False) has given zeros.
     _reached: dict[int, list[Tensor]] = {}
     _zeros: list[Tensor] = []
 
@@ -52,7 +52,7 @@ class InBackward(Checkpoints):
         End the step of tables that backwards have stepped. Add the other tables whose gradients are zeros to ``zeros``.
 
         Raises:
-            RuntimeError: the step would have been different at this point: a hyperparameter or a table's group has
+            RuntimeError: the step would have been different at this point. A hyperparameter or a table's group has
                 changed since the backward, or a table has a gradient that the backward left out.
         """
         if collecting:
@@ -83,7 +83,7 @@ class InBackward(Checkpoints):
         """
         Raise ``RuntimeError`` if a backward has stepped one of the parameters since the last step.
 
-        ``what``, the beginning of the message, names what the caller was about to do: it would come too late.
+        ``what``, the beginning of the message, names the caller's next action: it would come too late.
         """
         if self.has_stepped(parameters):
             raise already_written(what)

@@ -1,4 +1,4 @@
-"""Tables that step together, and what is kept of their last step until something of it changes."""
+"""Tables that step together, and the record of their last step until something in it changes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST_WHOLE_ROWS", "Together", "WHOLE"]
 
-# A table with at most so many times the rows that have a gradient is stepped whole: so many rows cost less in one walk
-# than few that are caught up with when they are read, and again when they are stepped. Of a table with fewer rows than
-# these a step names either all rows or too few.
+# A table with at most so many times the rows that have a gradient is stepped whole. So many rows cost less in one walk
+# than few rows that are brought up to date in reading, and again in stepping. In a table with fewer rows than
+# LEAST_WHOLE_ROWS a step names either all rows or too few.
 WHOLE, LEAST_WHOLE_ROWS = 5, 512
 
 
@@ -26,8 +26,8 @@ def _most_whole(table: Table) -> int:
     """
     Return up to how many times its rows with a gradient a table is stepped whole, if at all.
 
-    Half-precision rows would be rounded at each step, tables that grow have rows without a key, and the ranks that have
-    parts of a table's rows would each come to their own answer.
+    Half-precision rows would be rounded at each step, and tables that grow have rows without a key. Ranks that have
+    parts of a table's rows would each find another answer.
     """
     weight, part = table.parameter, table.part
     wide = accumulator_dtype(weight.dtype) == weight.dtype
@@ -56,12 +56,12 @@ class Lists:
 
 class Together:
     """
-    Parameters that were stepped together, and what their next step takes again if :meth:`is_of` says so.
+    Parameters that were stepped together, and what their next step reuses if :meth:`is_of` is True.
 
     Args:
         given: the parameters.
-        optimizer: which steps them.
-        tables: of those that a parameter group lists, by their clocks.
+        optimizer: the optimizer that steps them.
+        tables: the tables among those that a parameter group lists, by their clocks.
     """
 
     def __init__(self, given: list[Tensor], optimizer: RowOptimizer, tables: list[tuple[Clock, list[Table]]]) -> None:
@@ -78,7 +78,7 @@ class Together:
 
     def is_of(self, given: list[Tensor], optimizer: RowOptimizer) -> bool:
         """Say whether these are the same parameters, in the same groups, and no state has been replaced or moved."""
-        # One call, as each step of each small table asks: a loop costs less here than a generator.
+        # One call for each step of each small table: a loop costs less here than a generator.
         now, states = optimizer.param_groups, optimizer.__dict__["state"]
         if self._changes != Table.changes or len(now) != len(self._groups) or len(states) != len(self._states):
             return False

@@ -14,16 +14,17 @@ __all__ = ["Adadelta"]
 
 class Adadelta(RowOptimizer, torch.optim.Adadelta):
     """
-    :class:`torch.optim.Adadelta` for tables too: dense Adadelta's results, at the cost of what the batch touches.
+    :class:`torch.optim.Adadelta` for tables too: dense Adadelta's results, at the cost of the touched rows.
 
     Args:
-        params, lr, rho, eps, weight_decay, foreach, capturable, maximize, differentiable: as torch's. ``foreach``,
-            ``capturable`` and ``differentiable`` concern parameters that are no tables. ``weight_decay`` steps every
-            row of a table at every step, at that cost; a warning says so.
-        lazy: leave rows without gradient alone, averages included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        params, lr, rho, eps, weight_decay, foreach, capturable, maximize, differentiable: torch's arguments.
+            ``foreach``, ``capturable`` and ``differentiable`` concern parameters that are no tables. ``weight_decay``
+            steps every row of a table at every step, at that cost; a warning says so.
+        lazy: whether to leave rows without gradient alone, averages included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True)

@@ -23,14 +23,15 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
     :class:`torch.optim.Adagrad` for tables too, in one pass over the rows of the batch.
 
     Args:
-        params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, foreach, maximize, differentiable, fused: as
-            torch's. ``foreach`` and ``differentiable`` concern parameters that are no tables; ``fused`` also tables as
-            long as all their gradients are strided.
-            ``weight_decay`` moves every row of a table at every step, at that cost; a warning says so.
-        lazy: leave rows without gradient alone, decay included. Default False: they move as torch's do.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, foreach, maximize, differentiable, fused:
+            torch's arguments. ``foreach`` and ``differentiable`` concern parameters that are no tables; ``fused`` also
+            tables as long as all their gradients are strided. ``weight_decay`` moves every row of a table at every
+            step, at that cost; a warning says so.
+        lazy: whether to leave rows without gradient alone, decay included. Default False: they move as torch's do.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
@@ -93,7 +94,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
 
 class RowWiseAdagrad(RowOptimizer):
     """
-    Adagrad with one sum per row, to which every step adds the mean of the row's squared gradient.
+    Adagrad with one sum per row: every step adds the mean of the row's squared gradient to it.
 
     ``s += mean(g * g)`` over the row, ``w -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(s) + eps)``. A row is a slice
     of a parameter along its first dimension; of a vector every element is one.
@@ -101,16 +102,17 @@ class RowWiseAdagrad(RowOptimizer):
     Args:
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-2.
-        lr_decay: how fast the learning rate falls, as in the formula. Default 0.
-        weight_decay: how much of the weight is added to the gradient. Default 0. Any other value moves every row of a
-            table at every step, at that cost; a warning says so.
-        initial_accumulator_value: what the sums start from. Default 0.
-        eps: added to the root. Default 1e-10.
-        maximize: climb instead of descending. Default False.
-        lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        lr_decay: the rate at which the learning rate falls, as in the formula. Default 0.
+        weight_decay: the part of the weight that is added to the gradient. Default 0. Any other value moves every row
+            of a table at every step, at that cost; a warning says so.
+        initial_accumulator_value: the initial value of the sums. Default 0.
+        eps: the number added to the root. Default 1e-10.
+        maximize: whether to climb instead of descending. Default False.
+        lazy: whether to leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument.

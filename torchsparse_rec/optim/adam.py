@@ -50,7 +50,7 @@ class _AtOnce:
 class _Adam(RowOptimizer):
     """The base of Adam and AdamW."""
 
-    # What the last steps took together, by the number of the group.
+    # The parameters that the last steps took together, by the number of the group.
     _at_once: dict[int, _AtOnce] = {}
 
     def rule(self, group: dict[str, Any]) -> Rule:
@@ -90,11 +90,11 @@ class _Adam(RowOptimizer):
     @torch.no_grad()
     def _step_at_once(self, number: int, group: dict[str, Any]) -> bool:
         """
-        Step a group of parameters by torch's kernel, as torch does, without what torch asks of each of them each time.
+        Step a group of parameters by torch's kernel, as torch does, without torch's checks of each parameter each time.
 
         Returns:
             False if torch must do it: the kernel is not asked for, the parameters are on a GPU or not all of one dtype,
-            this is their first step, or a scale is to be divided out.
+            this is their first step, or a scale must be divided out.
         """
         kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
         if not group["fused"] or group["differentiable"] or group["capturable"] or kernel is None:
@@ -142,8 +142,8 @@ class _Adam(RowOptimizer):
     def state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
         value, group = super().state_of(parameter, name, state), self._group_of(parameter)
         if name == "max_exp_avg_sq" and not group["lazy"]:
-            # Steps without gradient leave the maximum as it is, once it is not below what is left of the average: it
-            # may be, after steps that amsgrad was turned off for.
+            # Steps without gradient do not change the maximum unless it is below the rest of the average. It may be
+            # below after steps that amsgrad was turned off for.
             torch.maximum(value, flat(state["exp_avg_sq"]) * float(group["betas"][1]), out=value)
         return value
 
@@ -165,22 +165,24 @@ def _can_be_at_once(parameters: list[Tensor], state: Mapping[Tensor, Any], names
 
 class Adam(_Adam, torch.optim.Adam):
     """
-    :class:`torch.optim.Adam` for tables too: dense Adam's results, at the cost of what the batch touches.
+    :class:`torch.optim.Adam` for tables too: dense Adam's results, at the cost of the touched rows.
 
     Rows without gradient still move. They are brought up to date when they are next read or stepped.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as torch's. A ``weight_decay``
-            that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
-        foreach, capturable, differentiable, fused: as torch's. The first three concern parameters that are no tables;
-            ``fused`` also tables as long as all their gradients are strided.
-        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were looked up
-            but whose gradient is zero, which SparseAdam steps. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
-        tensorflow_eps: add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is corrected. Default
-            False.
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: torch's arguments. A
+            ``weight_decay`` that is not decoupled steps every row of a table at every step, at that cost; a warning
+            says so.
+        foreach, capturable, differentiable, fused: torch's arguments. The first three concern parameters that are no
+            tables; ``fused`` also tables as long as all their gradients are strided.
+        lazy: whether to leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were
+            looked up but whose gradient is zero, which SparseAdam steps. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        tensorflow_eps: whether to add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is
+            corrected. Default False.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -234,19 +236,20 @@ class Adam(_Adam, torch.optim.Adam):
 
 class AdamW(_Adam, torch.optim.AdamW):
     """
-    :class:`torch.optim.AdamW` for tables too: dense AdamW's results, at the cost of what the batch touches.
+    :class:`torch.optim.AdamW` for tables too: dense AdamW's results, at the cost of the touched rows.
 
     Rows without gradient still move and decay. They are brought up to date when they are next read or stepped.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: as torch's.
-            The last four concern parameters that are no tables; ``fused`` also tables as long as all their gradients
-            are strided.
-        lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
-        tensorflow_eps: as for :class:`Adam`.
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: torch's
+            arguments. The last four concern parameters that are no tables; ``fused`` also tables as long as all their
+            gradients are strided.
+        lazy: whether to leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        tensorflow_eps: the argument of :class:`Adam`.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -300,21 +303,22 @@ class PartialRowWiseAdam(RowOptimizer):
     """
     Adam with one second moment per row: the moving average of the mean of the row's squared gradient.
 
-    ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * mean(g * g)`` over the row, both corrected for
-    their bias, ``w = (1 - lr * weight_decay) * w - lr * m / (sqrt(v) + eps)``. A row is a slice of a parameter along
-    its first dimension; of a vector every element is one.
+    ``m = beta1 * m + (1 - beta1) * g`` and ``v = beta2 * v + (1 - beta2) * mean(g * g)`` over the row. With both
+    corrected for their bias, ``w = (1 - lr * weight_decay) * w - lr * m / (sqrt(v) + eps)``. A row is a slice of a
+    parameter along its first dimension; of a vector every element is one.
 
     Args:
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-3.
         betas: the shares of the two moments that a step keeps. Default (0.9, 0.999).
-        eps: added to the root. Default 1e-8.
+        eps: the number added to the root. Default 1e-8.
         weight_decay: a step takes ``lr * weight_decay`` of the weight away. Default 0.
-        maximize: climb instead of descending. Default False.
-        lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        maximize: whether to climb instead of descending. Default False.
+        lazy: whether to leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument, a beta of 1 or more.

@@ -39,7 +39,7 @@ def clip_grad_norm_(
     Works as :func:`torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. Rows that occur more than once are
     merged before the norm is taken.
 
-    Where tables are split over ranks (:mod:`torchsparse_rec.distributed`), the norm is that of all ranks' parts; dense
+    Where tables are split over ranks (:mod:`torchsparse_rec.distributed`), the norm is over all ranks' parts. Dense
     layers and replicated tables, whose gradients all ranks have, count once. All ranks must call it, with the same
     parameters in the same order: each sends its norm to the others, once for every process group.
 
@@ -48,7 +48,7 @@ def clip_grad_norm_(
         max_norm: the norm that is not exceeded afterwards.
         norm_type: the p of the norm. Default 2.
         error_if_nonfinite: whether a norm that is no number, or infinite, is an error. Default False.
-        foreach: as torch's. Default None.
+        foreach: torch's argument. Default None.
 
     Returns:
         The norm before scaling, over all gradients as one vector, without dimensions. The same on all ranks.
@@ -90,7 +90,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
     Args:
         parameters: a parameter, or an iterable of them.
         clip_value: the largest absolute value afterwards.
-        foreach: as torch's. Default None.
+        foreach: torch's argument. Default None.
 
     Raises:
         RuntimeError: backward() has already updated a table in ``grad_mode="fused"``.
@@ -120,7 +120,7 @@ def _holding(gradients: list[Tensor]) -> list[Any]:
 def _norm_over_ranks(
     parameters: list[Tensor], norm_type: float, error_if_nonfinite: bool, foreach: bool | None
 ) -> Tensor:
-    """Return the norm of all ranks' parts and of what this rank has whole; raise on all ranks or on none."""
+    """Return the norm of all ranks' parts and of this rank's whole gradients; raise on all ranks or on none."""
     groups: dict[ProcessGroup | None, list[Tensor]] = {}
     whole: list[Tensor] = []
     for parameter in parameters:

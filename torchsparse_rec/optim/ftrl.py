@@ -17,8 +17,8 @@ class Ftrl(RowOptimizer):
     """
     Follow the regularized leader, proximal: linear models with exact zeros.
 
-    With ``p = -lr_power``: ``b = a + g * g``, ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``,
-    ``w = (clamp(z, -l1, l1) - z) / ((b**p + beta) / lr + 2 * l2)``, ``a = b``.
+    With ``p = -lr_power``: ``b = a + g * g``, ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``. Then ``w =
+    (clamp(z, -l1, l1) - z) / ((b**p + beta) / lr + 2 * l2)`` and ``a = b``.
 
     Rows of a table without gradient keep their value, as in TensorFlow; in a strided gradient these are the rows of
     zeros. In other parameters every element is stepped.
@@ -26,17 +26,18 @@ class Ftrl(RowOptimizer):
     Args:
         params: parameters, named parameters, or groups of them.
         lr: the learning rate, above 0. Default 1e-3.
-        lr_power: how the learning rate falls as the accumulator grows, at most 0. Default -0.5.
-        initial_accumulator_value: what ``a`` starts from. Default 0.1.
+        lr_power: the power of the accumulator by which the learning rate falls, at most 0. Default -0.5.
+        initial_accumulator_value: the initial value of ``a``. Default 0.1.
         l1: strength of the l1 penalty. Default 0.
         l2: strength of the l2 penalty. Default 0.
         l2_shrinkage: strength of the l2 penalty that goes into the gradient alone, not into ``a``. Default 0.
-        beta: added to the root. Default 0.
-        maximize: climb instead of descending. Default False.
-        lazy: changes nothing. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        beta: the number added to the root. Default 0.
+        maximize: whether to climb instead of descending. Default False.
+        lazy: True or False, which changes nothing. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: an argument outside its range.

@@ -26,13 +26,14 @@ class LAMB(RowOptimizer):
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-3.
         betas: the shares of the two moments that a step keeps. Default (0.9, 0.999).
-        eps: added to the root. Default 1e-6.
-        weight_decay: how much of the weight is added to the direction. Default 0.
-        maximize: climb instead of descending. Default False.
-        lazy: must be True.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        eps: the number added to the root. Default 1e-6.
+        weight_decay: the part of the weight that is added to the direction. Default 0.
+        maximize: whether to climb instead of descending. Default False.
+        lazy: True, which it must be.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: ``lazy=False``, a negative argument, a beta of 1 or more.

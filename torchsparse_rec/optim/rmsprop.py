@@ -14,16 +14,17 @@ __all__ = ["RMSprop"]
 
 class RMSprop(RowOptimizer, torch.optim.RMSprop):
     """
-    :class:`torch.optim.RMSprop` for tables too: dense RMSprop's results, at the cost of what the batch touches.
+    :class:`torch.optim.RMSprop` for tables too: dense RMSprop's results, at the cost of the touched rows.
 
     Args:
-        params, lr, alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable: as
-            torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters that are no tables.
+        params, lr, alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable: torch's
+            arguments. ``foreach``, ``capturable`` and ``differentiable`` concern parameters that are no tables.
             ``weight_decay`` steps every row of a table at every step, at that cost; a warning says so.
-        lazy: leave rows without gradient alone, momentum and averages included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        lazy: whether to leave rows without gradient alone, momentum and averages included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> from torchsparse_rec import nn

@@ -108,7 +108,7 @@ class RowOptimizer(Groups):
         Step all parameters that have a gradient.
 
         Args:
-            closure: computes the gradients anew and returns the loss.
+            closure: a function that computes the gradients anew and returns the loss.
 
         Returns:
             The result of ``closure``, or None without one.
@@ -163,7 +163,8 @@ class RowOptimizer(Groups):
         """
         Say whether torch steps a table, none of whose gradients has left rows out yet.
 
-        Its fused kernel takes a table whole, and so it does one that our operators could write by way of a copy alone.
+        Its fused kernel takes a table whole. Torch also steps a table that our operators could write only through a
+        copy.
         """
         asked = group.get("fused") or not has_whole_rows(parameter)
         return bool(asked) and not idle and accumulator_dtype(parameter.dtype) == parameter.dtype
@@ -189,7 +190,7 @@ class RowOptimizer(Groups):
 
     def begin_step(self, parameters: list[Tensor], in_backward: bool = False) -> list[StepGroup]:
         """
-        Begin a step of tables; return them in groups, each of which one call of an operator can step.
+        Begin a step of tables; return them in groups: one call of an operator can step a group.
 
         As torch does, it steps a table with the parameter group that lists it now, and not where none does.
 
@@ -323,7 +324,7 @@ class RowOptimizer(Groups):
         )
 
     def _check_columns(self, tables: list[Table]) -> None:
-        """Raise ``ValueError`` for a table of which this rank has some columns alone, but whose rows must be whole."""
+        """Raise ``ValueError`` for a table whose rows must be whole, if this rank has only some of its columns."""
         for table in tables:
             if table.part is not None and table.part.splits_columns:
                 obstacle = self.column_obstacle(table.parameter)
@@ -331,7 +332,7 @@ class RowOptimizer(Groups):
                     raise ValueError(f"table {table.part.name!r} is ColumnWise, but {obstacle}")
 
     def _start(self, clock: Clock, tables: list[Table], kind: ClockKind, hyperparameters: list[float]) -> None:
-        """Begin a new history, for a rule, states or an eps other than those of the past steps."""
+        """Begin a new history, for a rule, states or an eps that differ from the past steps'."""
         for growing in growing_among(table.parameter for table in tables):
             growing.history_ends()
         clock.flush(tables)
@@ -342,7 +343,7 @@ class RowOptimizer(Groups):
                 state.setdefault("step", torch.tensor(0.0))
             else:
                 clock.step = self._steps_taken(state)
-            with torch.inference_mode(False), torch.no_grad():  # what inference mode makes, no other mode may write
+            with torch.inference_mode(False), torch.no_grad():  # no other mode may write inference mode's tensors
                 table.rows.states = [self.state_of(parameter, name, state) for name in kind.states]
         clock.start(kind, hyperparameters)
 

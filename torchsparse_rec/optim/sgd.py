@@ -14,16 +14,18 @@ __all__ = ["SGD"]
 
 class SGD(RowOptimizer, torch.optim.SGD):
     """
-    :class:`torch.optim.SGD` for tables too: with momentum and decay, what a step costs is what the batch touches.
+    :class:`torch.optim.SGD` for tables too: also with momentum and decay, a step costs only the touched rows.
 
     Args:
-        params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as torch's.
-            The last three concern parameters that are no tables; ``fused`` also tables as long as all their gradients
-            are strided.
-        lazy: leave rows without gradient alone, momentum and decay included. Default False: they move as torch's do.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: torch's
+            arguments. The last three concern parameters that are no tables; ``fused`` also tables as long as all their
+            gradients are strided.
+        lazy: whether to leave rows without gradient alone, momentum and decay included. Default False: they move as
+            torch's do.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))

@@ -40,7 +40,7 @@ def _type(value: Any) -> str:
 
 
 def _takes_three(step: Callable[..., Any]) -> bool:
-    """Say whether a function can be called with three arguments; True where Python does not tell."""
+    """Say whether a function can be called with three arguments; True if its signature is unknown."""
     try:
         signature = inspect.signature(step)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Take batches from a loader one by one, measure the wait for each, and look at what is in them."""
+"""Take batches from a loader one by one, measure the wait for each, and look at their contents."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class TrainingStep:
         self.changes_batches = versions(own) != before
 
     def ready(self, batch: Any) -> Any:
-        """Return a copy of a batch for the step, with tensors of its own if the step changes tensors in place."""
+        """Return a copy of a batch for the step, with copied tensors if the step changes tensors in place."""
         return copied(batch) if self.changes_batches else fresh(batch)
 
 

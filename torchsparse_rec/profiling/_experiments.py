@@ -1,4 +1,4 @@
-"""Time the experiments: the loop as it is, with constant inputs, and without parts of the model."""
+"""Time the experiments: the unchanged loop, the loop with constant inputs, and without parts of the model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def wait(device: torch.device) -> None:
 @dataclass
 class Loop:
     """
-    The times of the loop as it is.
+    The times of the unchanged loop.
 
     ``rounds`` has for each round the mean wait for a batch, since loaders often deliver in bursts, and the time of a
-    step, in seconds; ``steps`` is the number of timed steps.
+    step, in seconds. ``steps`` is the number of timed steps.
     """
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
@@ -60,16 +60,16 @@ class Loop:
 
 def run_loop(loop: Loop, step: TrainingStep, batches: Batches, steps: int, drop: int, device: torch.device) -> None:
     """
-    Run the loop as it is, and add its rounds to ``loop``.
+    Run the unchanged loop, and add its rounds to ``loop``.
 
-    The loop runs without pauses: in a pause, a loader that works ahead would fill its queue, and hide what it costs.
+    The loop runs without pauses: in a pause, a loader that works ahead would fill its queue, and hide its cost.
 
     Args:
         loop: the object to which the times are added.
         step: the training step.
         batches: the batches that the step is given.
         steps: the number of steps to time; fewer if the batches end.
-        drop: the number of untimed steps before them, in which queues come to their ordinary length.
+        drop: the number of untimed steps before them, until queues have their ordinary length.
         device: the device, which is waited for at the end of every round.
     """
     dropped = Loop()
@@ -149,8 +149,8 @@ def run_sides(sides: list[Side], steps: int, device: torch.device, end_step: Cal
     """
     Run all sides in turns, and add to each the seconds of a step in each of :data:`ROUNDS` rounds.
 
-    A side that may fail and raises is not run again: its change broke the step, which is no error of the step itself.
-    ``end_step`` is then called, to end the step that raised.
+    A side that may fail and raises is not run again: its change broke the step, not an error of the step. ``end_step``
+    is then called, to end the step that raised.
     """
     for _ in range(ROUNDS):
         for side in sides:

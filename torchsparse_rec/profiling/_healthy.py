@@ -1,4 +1,4 @@
-"""Healthy training loops: the one into which causes are planted, and others for which no cause must be named."""
+"""Healthy training loops: one into which causes are planted, and others for which no cause may be named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ranker(nn.Module):
     A ranking model: pooled embeddings and dense features, concatenated, then a perceptron.
 
     Args:
-        features: the number of features, each with a table of its own.
+        features: the number of features, each with its own table.
         rows: the number of rows of each table.
         width: the number of values of a row.
         dense: the number of dense features.

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
-from ..data.files import whole_file
+from ..files import whole_file
 from ..nn.convert import explain
 from ._tables import TableUse
 from ._trace import Profile
@@ -19,7 +19,7 @@ __all__ = ["bandwidth", "table_lines", "write"]
 
 
 def bandwidth(tables: list[TableUse], profile: Profile, device: torch.device) -> dict[str, float | None]:
-    """Return the bytes a second of a copy, and those that lookups and updates must move over the time they take."""
+    """Return the bytes a second of a copy, of lookups and of updates: the bytes that they must move over their time."""
     times, count = profile.device_ms or profile.host_ms, max(profile.steps, 1)
 
     def rate(size: int, ms: float) -> float | None:

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Module
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ..data.files import whole_file
+from ..files import whole_file
 from ._batches import Batches, Exhausted, TrainingStep
 from ._experiments import wait
 from ._modules import removing

@@ -40,7 +40,7 @@ class RowWork:
 
 
 class _LineClock:
-    """Counts how often each line runs, and adds up its seconds, without those of the counting."""
+    """Counts how often each line runs, and adds up its seconds, without the counting's."""
 
     def __init__(self) -> None:
         self.lines: dict[tuple[CodeType, int], list[float]] = {}
@@ -70,7 +70,7 @@ def find_row_work(batches: Batches, loader: Any, batch: Any) -> RowWork | None:
     Args:
         batches: the batches of the loader; a few are taken, unless it has workers.
         loader: the loader itself.
-        batch: one of its batches, which tells the numbers of examples and columns.
+        batch: a batch of the loader, from which the numbers of examples and columns are read.
 
     Returns:
         The median batch's work by rows; None if there are no more batches, or the number of examples is unknown.
@@ -99,7 +99,7 @@ def _in_process(loader: DataLoader) -> Batches:
     """
     Return batches that this process makes as a worker of the loader would, so that their lines can be watched.
 
-    The dataset is a shallow copy: files that it opens and counters that it keeps are not those of the loader's dataset.
+    The dataset is a shallow copy: files that it opens and counters that it keeps are not the loader's.
     """
     dataset = copy.copy(loader.dataset)
     if isinstance(dataset, IterableDataset):

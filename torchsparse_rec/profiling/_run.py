@@ -36,14 +36,14 @@ _FEWEST, _MOST = 10, 100
 # How often experiments are repeated at most, while their rounds disagree about a threshold.
 _REPEATS = 3
 _PROFILED_STEPS = 8
-# The share of the forward's matrix products outside of the layers that are taken out, from which on a note says so.
+# The share of the forward's matrix products outside of the layers that are taken out at which a note is written.
 _NOTED_PRODUCTS = 0.1
 
 
 def diagnose(
     step: Callable[[Any, Any, Any], Any],
     loader: Iterable[Any],
-    # Both have to be given; that they have defaults lets a call without them get the error that says how to call.
+    # Both must be given. They have defaults so that a call without them gets the error that explains the call.
     model: Module = None,  # type: ignore[assignment]
     optimizer: Optimizers = None,  # type: ignore[assignment]
     *,
@@ -57,27 +57,27 @@ def diagnose(
     """
     Find out why a training loop is slow: measure it, measure it without its parts, profile it, and name the causes.
 
-    The experiments measure how long steps wait for the loader; how long they take with one batch again and again; and
-    how long they take without the dense layers, and without the dense gradients of big tables. Then torch.profiler
+    The experiments measure how long steps wait for the loader, and how long they take with one batch again and again.
+    They also measure steps without the dense layers, and without the dense gradients of big tables. Then torch.profiler
     measures copies, waits and the phases of a step. ``docs/profiling.md`` has the rules and their thresholds.
 
-    The steps train a deep copy: the model, the optimizer and torch's global random numbers stay as they are. All else
+    The steps train a deep copy: the model, the optimizer and torch's global random numbers stay unchanged. All else
     that ``step`` and ``loader`` write moves on, such as schedulers, gradient scalers and metrics. With
     ``in_place=True`` the steps train the model itself, some of them without a part of it, and training goes on from a
-    changed state: that is for tables too large for a copy, in a run that you throw away.
+    changed state. That is for tables too large for a copy, in a run that you throw away.
 
     Args:
         step: a training step: a function ``step(model, optimizer, batch)`` that runs forward, backward and optimizer
             with the model and the optimizer that it is called with.
         loader: an iterable of at least two batches. If it ends and can be iterated again, it is.
         model: the model to analyse.
-        optimizer: its optimizer, or a list of its optimizers, which ``step`` then gets.
-        in_place: whether the steps train ``model`` itself. Default False: they train a copy, which takes as much memory
-            as the parameters and the optimizer's state.
+        optimizer: the model's optimizer, or a list of its optimizers, which ``step`` then gets.
+        in_place: whether the steps train ``model`` itself. Default False: they train a copy, at the cost of as much
+            memory as the parameters and the optimizer's state take.
         step_without_dense: a step that leaves out the dense layers. Default: ``step`` with a stand-in for every layer
             that has parameters and no table; a stand-in gives a tensor of the right shape through which gradients pass.
-        device: the device on which the step computes, ``cpu`` or ``cuda``. Default: that of the model's parameters,
-            else the CPU.
+        device: the device on which the step computes, ``cpu`` or ``cuda``. Default: the device of the model's
+            parameters, else the CPU.
         steps: the timed steps of each experiment, at least 2. Default: as many as take 0.4 s, between 10 and 100.
         warmup: the steps before all that is timed, at least 1. Default 3.
         out: a folder, made if there is none, for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs
@@ -135,7 +135,7 @@ def diagnose(
 
 
 class _Run:
-    """The state of one diagnosis: what was given and found, the times of the experiments, and the notes."""
+    """The state of one diagnosis: its inputs and findings, the times of the experiments, and the notes."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class _Run:
                 self.notes.append(f"{name} could not be measured: {_first_line(side.problem)}")
 
     def _end_step(self) -> None:
-        """End a step that raised before its optimizers' steps, without which our tables take no other backward."""
+        """End a step that raised before its optimizers' steps: without these our tables take no other backward."""
         for optimizer in self.optimizers:
             if getattr(optimizer, "in_backward", False):
                 optimizer.step()

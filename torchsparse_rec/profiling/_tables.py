@@ -1,4 +1,4 @@
-"""Watch what one step does to tables: the ids that it looks up, the rows that they name, and the form of gradients."""
+"""Watch a step's effects on tables: the ids that it looks up, the rows that they name, and the form of gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._modules import lookups, removing
 
 __all__ = ["TableUse", "Watch"]
 
-# A parameter that no lookup module has counts as a table if it has at least this number of rows, and at least half of
+# A parameter outside of lookup modules counts as a table if it has at least this number of rows, and at least half of
 # its gradient's rows are zeros.
 _LEAST_ROWS = 1024
 # Layers whose parameters are no tables, even if the model uses the parameters without calling the layer.
@@ -53,12 +53,12 @@ class TableUse:
 
     @property
     def idle(self) -> float:
-        """The fraction of rows that the batch left alone."""
+        """The fraction of rows that the batch did not touch."""
         return 1.0 - self.touched / max(self.rows, 1)
 
     @property
     def idle_bytes(self) -> float:
-        """The bytes of the rows that the batch left alone."""
+        """The bytes of the rows that the batch did not touch."""
         return self.idle * self.bytes
 
     def looked_up_bytes(self) -> int:
@@ -85,7 +85,7 @@ class Watch:
 
     Args:
         model: the model.
-        optimizers: its optimizers, for the number of states of each table.
+        optimizers: the model's optimizers, for the number of states of each table.
     """
 
     def __init__(self, model: Module, optimizers: list[Optimizer]) -> None:
@@ -129,7 +129,7 @@ class Watch:
         return removing(hooks)
 
     def uses(self) -> list[TableUse]:
-        """Return the use of each table: those of lookup modules, and parameters with a gradient of mostly zero rows."""
+        """Return the use of each table: of lookup modules' tables, and parameters with gradients of mostly zero rows."""
         for key, use in self._uses.items():
             parameter = self._parameters[key]
             states = [optimizer.state.get(parameter, {}) for optimizer in self._optimizers]

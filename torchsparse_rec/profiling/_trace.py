@@ -1,7 +1,7 @@
 """
-Read a torch profiler's trace: where the time of a step goes, what is copied, what waits for the device.
+Read a torch profiler's trace: where the time of a step goes, which copies it makes, what waits for the device.
 
-Everything here is a function of the trace (the JSON of ``export_chrome_trace``, as a dict), so that a trace that was
+Everything here is a function of the trace (the JSON of ``export_chrome_trace``, as a dict). So a trace that was
 recorded on another machine, with a GPU or without, can be read as well.
 """
 
@@ -27,8 +27,8 @@ COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::copy_"})
 _PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "mkldnn_linear", "convolution_backward")
 ) | {"aten::mkldnn_convolution", "aten::cudnn_convolution", "mkldnn::_linear_pointwise", "aten::_addmm_activation"}
-# The beginnings of the names of fused operators that compute matrix products: those of recurrent layers and of
-# attention, forward and backward. Operators that call others for their products (plain attention) are not among them.
+# The beginnings of the names of fused operators that compute matrix products: recurrent layers and attention, forward
+# and backward. Operators that call others for their products (plain attention) are not among them.
 _FUSED_PRODUCTS = (
     *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")),
     *(f"aten::_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn", "fused")),
@@ -192,8 +192,8 @@ class _Reader:
         """
         Read all events of a thread.
 
-        ``own`` says whether the step runs in this thread; of others, such as the backward's for a GPU, only the events
-        within steps count.
+        ``own`` is whether the step runs in this thread. In other threads, such as the backward's for a GPU, only the
+        events within steps count.
         """
         stack: list[_Open] = []
         for event in sorted(events, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
@@ -268,7 +268,7 @@ class _Reader:
                 self.profile.host_ms["optimizer" if inner == "optimizer" else phase] += ms
 
     def _see_copy(self, event: dict[str, Any], phase: str, node: _Node | None) -> None:
-        """Count a copy, except those that lookups, dense layers, the optimizer and the backward need for their work."""
+        """Count a copy, unless lookups, dense layers, the optimizer or the backward need it for their work."""
         where = "loader" if phase == "loader" else "step"
         size = _bytes_of(event)
         if size >= _LEAST_BYTES and (phase in ("loader", "other") or (node is not None and node.is_copy)):
@@ -354,7 +354,7 @@ def _begin(span: tuple[str, float, float]) -> float:
 
 
 def _bytes_of(event: dict[str, Any]) -> int:
-    """Return the bytes of a copy: those of its first argument whose shape and type the trace has, or 0."""
+    """Return the bytes of a copy: of its first argument whose shape and type the trace has, or 0."""
     arguments = event.get("args", {})
     shapes, types = arguments.get("Input Dims") or [], arguments.get("Input type") or []
     sizes = list(_sizes(shapes, types))

@@ -1,4 +1,4 @@
-"""Measure the bandwidth of this machine's memory, with which lookups and updates are compared."""
+"""Measure the bandwidth of this machine's memory, to compare lookups and updates with it."""
 
 from __future__ import annotations
 

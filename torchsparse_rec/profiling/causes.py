@@ -1,4 +1,4 @@
-"""The rules that name causes from what was measured. Every threshold is in :mod:`.thresholds`."""
+"""The rules that name causes from the measurements. Every threshold is in :mod:`.thresholds`."""
 
 from __future__ import annotations
 

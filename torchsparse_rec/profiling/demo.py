@@ -1,5 +1,5 @@
 """
-Make training loops that are slow for a known cause, and healthy ones, to show what a diagnosis of each looks like.
+Make training loops that are slow for a known cause, and healthy ones, to show a diagnosis of each.
 
 A cause is planted into a healthy loop, and costs ``strength`` times a step of the healthy loop, as measured here.
 """
@@ -32,7 +32,7 @@ def build(name: str, *, strength: float = 3.0, seed: int = 0) -> Demo:
     Make the training loop of a cause, or a healthy one.
 
     Args:
-        name: one of :data:`PLANTS` (a cause) or of :data:`HEALTHY_LOOPS`.
+        name: a key of :data:`PLANTS` (a cause) or of :data:`HEALTHY_LOOPS`.
         strength: the cost of the cause, in healthy steps. Default 3; healthy loops ignore it.
         seed: the seed of sizes and values. Default 0.
 

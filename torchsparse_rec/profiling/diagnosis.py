@@ -29,7 +29,7 @@ class Finding:
         cause: its name: ``slow_loader``, ``per_row_records``, ``dense_gradient``, ``needless_copies``, ``heavy_mlp``,
             ``unfused_lookups`` or ``host_sync``.
         share: the share of the loop's time that it costs, 0 to 1.
-        explanation: what was seen, in words.
+        explanation: the observations, in words.
         setting: what to change.
 
     Example:
@@ -59,9 +59,9 @@ class Diagnosis:
         waits: operators and calls that made the host wait for the device, and how often in a step.
         reads: operators that read values back, which would wait on a GPU, and how often in a step.
         bandwidth: bytes a second: ``memory`` (a copy, measured), ``lookup`` and ``update`` (the bytes that must be
-            moved, over the time taken); None where there is no lookup or no profile of one.
+            moved, over the time taken). None where there is no lookup or no profile of one.
         tables: one line of text for each table.
-        notes: what was not measured, and why.
+        notes: the missing measurements, and why they are missing.
         device: the device on which the step ran.
         steps: the number of timed steps of the loop.
         trace: the path of the Chrome trace, if one was written.
@@ -110,7 +110,7 @@ class Diagnosis:
         Return the diagnosis as text for people.
 
         Returns:
-            Several lines: the verdict first, then the other causes, the experiments, and what the profiler saw.
+            Several lines: the verdict first, then the other causes, the experiments, and the profiler's results.
         """
         lines = [*self._verdict_lines(), "", *self._experiment_lines()]
         for title, rows in (

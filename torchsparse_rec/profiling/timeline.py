@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data.files import whole_file
+from ..files import whole_file
 from ._trace import PHASES, Profile
 
 __all__ = ["draw_timeline"]

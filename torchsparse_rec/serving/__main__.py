@@ -1,4 +1,4 @@
-"""The command ``python -m torchsparse_rec.serving``: says whether what is published in a folder is whole."""
+"""The command ``python -m torchsparse_rec.serving``: checks whether a folder's published version is whole."""
 
 from __future__ import annotations
 

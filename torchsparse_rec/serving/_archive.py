@@ -1,8 +1,8 @@
 """
 The file of a version: an archive of ``torch.save``, whose members have checksums that torch writes and never compares.
 
-Its members are the pickle, a few words about the format, and the memory of each tensor. Whoever loads a version
-compares all but those of tables, which may be larger than memory: these where that is asked for.
+Its members are the pickle, a few words about the format, and the memory of each tensor. A load compares all checksums
+but the tables', which may be larger than memory: theirs are compared on request.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag, nn.EmbeddingVariable, nn.q
 
 def content_of(version: int, model: Module) -> dict[str, Any]:
     """Return what ``torch.save`` is to write."""
-    # The first tensor of the archive: it tells a reader where in memory torch has mapped the file.
+    # The first tensor of the archive: its address is where torch has mapped the file.
     return {"version": version, "first": torch.zeros(1, dtype=torch.uint8), "model": model}
 
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Turn errors of reading a file, but those of a missing or forbidden one, into ``ValueError`` with its name."""
+    """Turn errors of reading a file into ``ValueError`` with its name, unless the file is missing or forbidden."""
     try:
         yield
     except (FileNotFoundError, PermissionError):
@@ -48,7 +48,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """Return an error's first line, with its class where that says more."""
+    """Return an error's first line, with its class where that is informative."""
     kind = "" if type(error) in (ValueError, zipfile.BadZipFile) else f"{type(error).__name__}: "
     return f"{kind}{(str(error).splitlines() or [''])[0]}"
 
@@ -58,7 +58,7 @@ class Archive(zipfile.ZipFile):
     An archive, open for reading.
 
     Args:
-        path: of the file.
+        path: the name of the file.
 
     Raises:
         Exception: of many classes, here and in all methods, where it is damaged: see :func:`naming`.
@@ -76,7 +76,7 @@ class Archive(zipfile.ZipFile):
         return self._members[_PICKLE].CRC != 0
 
     def damages(self, names: Iterable[str] | None = None) -> Iterator[str]:
-        """Compare the checksums of the members of these names, by default all; yield what is wrong with each."""
+        """Compare the checksums of the members of these names, by default all; yield the fault of each."""
         if not self.has_checksums:
             yield "it has no checksums to compare: publish it anew"
             return
@@ -94,11 +94,11 @@ class Archive(zipfile.ZipFile):
             raise ValueError(problem)
 
     def small(self) -> list[str]:
-        """Return the names of all members but those of tensors."""
+        """Return the names of all members but tensors."""
         return [name for name in self._members if not name.startswith("data/")]
 
     def dense(self, content: dict[str, Any]) -> list[str]:
-        """Return the names of the members of tensors that are no tables, from what torch has loaded of the archive."""
+        """Return the names of the members of tensors that are no tables, from the content that torch has loaded."""
         if "first" not in content:  # published by an older version
             return []
         modules = (module for module in content["model"].modules() if isinstance(module, _TABLES))
@@ -128,7 +128,7 @@ class Archive(zipfile.ZipFile):
 
 
 def touch(model: Module) -> None:
-    """Map the pages of all tensors into this process, so that no lookup has to; unless memory has no room for them."""
+    """Map the pages of all tensors into this process before lookups need them, unless memory has no room for them."""
     contents = [torch.empty(0, dtype=torch.uint8).set_(storage).numpy() for storage in _storages(model)]
     if sum(map(len, contents)) <= _available_memory():
         for content in filter(len, contents):

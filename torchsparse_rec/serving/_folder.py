@@ -1,9 +1,9 @@
 """
 The folder of a served model: one file with the newest version, which readers map and a publisher replaces.
 
-No file is written in place. Whoever has mapped an old one keeps its pages until the last mapping ends, as the operating
-system sees to; then its space is free. So there are no locks between readers and a publisher, and a process that dies
-leaves nothing behind but, at most, files that the next publisher removes.
+No file is written in place. A process that has mapped an old file keeps its pages until the last mapping ends: the
+operating system guarantees it. Then the space is free. So there are no locks between readers and a publisher, and a
+process that dies leaves nothing behind but, at most, files that the next publisher removes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch.nn import Module
 
+from .. import files
 from .._fork import tell_of_forks
 from .._lock import release_lock, take_lock
 from ._archive import Archive, content_of, naming, touch
 
 MODEL, VERSION, LOCK = "model.pt", "version", ".lock"
-# What is to become the model and the version.
+# The names of the model and the version before they are complete.
 UNFINISHED_MODEL, UNFINISHED_VERSION = ".unfinished.pt", ".unfinished"
 # To map the pages of so large a file takes about as long as to load the rest of it: there is no need of a thread.
 AT_ONCE = 2**22
@@ -36,14 +37,14 @@ def save_for_serving(model: Module, folder: str | os.PathLike[str]) -> int:
     """
     Publish a model in a folder, as the next version for all processes that serve from it.
 
-    The model is written beside the version that is there, then takes its place at once: readers see the one or the
-    other, also if this process dies meanwhile. Publishers in several processes wait for each other. Tables are written
-    from where they are, without a copy in memory; the training of the model may go on afterwards.
+    The model is written beside the present version, then takes its place at once. Readers see the one or the other,
+    also if this process dies meanwhile. Publishers in several processes wait for each other. Tables are written from
+    where they are, without a copy in memory; the training of the model may go on afterwards.
 
     Args:
-        model: any module that ``torch.save`` can write: all of this library's can, but for tables with rows on disk.
-            It is saved whole, with its code's names, so that readers need the same packages.
-        folder: where; it is made if it is missing. Its disk needs room for two versions.
+        model: any module that ``torch.save`` can write: all of this library's, except tables with rows on disk. It is
+            saved whole, with its code's names, so that readers need the same packages.
+        folder: the folder of the versions; it is made if it is missing. Its disk needs room for two versions.
 
     Returns:
         The version's number, from 1.
@@ -109,15 +110,10 @@ def _last_version(place: Path) -> int:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a new file, and sync it to the disk; a link, or what a killed publisher left, is removed before."""
+    """Write a new file, and sync it to the disk; a link, or a killed publisher's file, is removed before."""
     path.unlink(missing_ok=True)
-    try:
-        with open(path, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with files.naming(path), files.new_file(path) as file:
+        write(file)
 
 
 def _save(content: dict[str, Any], file: BinaryIO) -> None:
@@ -129,14 +125,14 @@ def _save(content: dict[str, Any], file: BinaryIO) -> None:
             f"{type(content['model']).__name__}: {error}"
         ) from error
     except RuntimeError as error:
-        # torch cannot close its archive after a failed write, and raises an error that does not tell why.
+        # torch cannot close its archive after a failed write, and raises an error without the reason.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
 
 
 class _Loaded(NamedTuple):
-    """A version, and by what its file is told from others."""
+    """A version, and its file's identity."""
 
     file: tuple[int, ...]
     version: int
@@ -148,9 +144,10 @@ class ServedModel:
     The newest version of a model that :func:`load_for_serving` has mapped; to be called as the model is.
 
     A call is wholly one version's, and never of an older one than a call before it. Threads may call it at once. Before
-    each call it asks, in about 4 us, whether there is a newer version: one of up to 4 MB the call itself takes. A
-    larger one is for a thread, which maps its pages before they take the place of the old ones. Meanwhile other calls
-    use the old version. Where a new one cannot be read, one call warns, and the version at hand is served on.
+    each call it checks, in about 4 us, whether there is a newer version. A version of up to 4 MB is loaded by the call
+    itself. A larger one is loaded by a thread, which maps its pages before they take the place of the old ones.
+    Meanwhile other calls use the old version. Where a new one cannot be read, one call warns, and the version at hand
+    is served on.
     """
 
     def __init__(self, folder: str | os.PathLike[str], verify: bool = False, poll: float | None = 0.02) -> None:
@@ -205,7 +202,7 @@ class ServedModel:
                 self._follower = thread
 
     def _follow(self, more_bytes: int = 0, most_bytes: float = math.inf) -> None:
-        """Take the newest version if it is newer, of such a size, and no other thread is about to."""
+        """Take the newest version if it is newer, of such a size, and no other thread is taking it."""
         try:
             found = _file_at(self._path)
         except OSError as error:
@@ -243,7 +240,7 @@ class ServedModel:
 
 
 def _read(path: str, verify: bool) -> tuple[int, Module]:
-    """Map a version; what it needs at once is compared with its checksums, and with ``verify`` all of it."""
+    """Map a version; the parts that it needs at once are compared with their checksums, with ``verify`` all parts."""
     with naming(path), Archive(path) as archive:
         if verify:
             archive.compare()
@@ -263,7 +260,7 @@ def _poll(reference: weakref.ref[ServedModel], poll: float, stop: threading.Even
         served = reference()
         if served is None:
             return
-        # Kept until the next turn: the last call that uses it is not to unmap its pages.
+        # Kept until the next turn: the last call that uses it must not unmap its pages.
         kept = served._loaded  # noqa: F841
         served._follow(more_bytes=AT_ONCE)
         del served
@@ -279,7 +276,7 @@ def _end(process: int, thread: threading.Thread, stop: threading.Event) -> None:
 
 
 def _file_at(path: str) -> tuple[int, ...]:
-    """Return what tells the file at a path from all others that were or will be there while it is mapped."""
+    """Return the identity of the file at a path among all files that were or will be there while it is mapped."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -296,16 +293,16 @@ def load_for_serving(folder: str | os.PathLike[str], *, verify: bool = False, po
         folder: a folder that you trust as you trust code: the model is unpickled.
         verify: whether to read the rows of all tables too, of this version and of each newer one, and to compare their
             checksums. The rest is always compared.
-        poll: how often, in seconds, a thread looks for a newer version, from the first call on. None: there is no
-            thread, and a call loads what it finds, of any size.
+        poll: the seconds between two looks of a thread for a newer version, from the first call on. None: there is no
+            thread, and a call loads the version that it finds, of any size.
 
     Returns:
         A :class:`ServedModel`, which takes each newer version by itself.
 
     Raises:
         FileNotFoundError: if nothing was published in ``folder``.
-        ValueError: if what was published is damaged, needs code that is not here, or has no checksums to ``verify``;
-            the error names the file. Or if ``poll`` is not above 0.
+        ValueError: if the version is damaged, needs code that is not here, or has no checksums to ``verify``; the error
+            names the file. Or if ``poll`` is not above 0.
     """
     if poll is not None and not poll > 0:
         raise ValueError(f"load_for_serving: poll must be None or above 0, got {poll!r}")
@@ -322,7 +319,7 @@ def problems(folder: str | os.PathLike[str]) -> list[str]:
     Compare the checksums of all that is published in a folder; nothing is unpickled.
 
     Args:
-        folder: of :func:`save_for_serving`.
+        folder: the folder of :func:`save_for_serving`.
 
     Returns:
         A line for each problem, with the file's name.

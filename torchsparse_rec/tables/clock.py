@@ -1,4 +1,4 @@
-"""The count of steps that tables take together, and the history of what those steps do to rows without gradient."""
+"""The count of steps that tables take together, and the history of their effects on rows without gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_STEPS = 64
 
 _ops = torch.ops.torchsparse_rec
 
-# What a step does to rows without gradient: nothing, moves them later, or moves them at once.
+# The effect of a step on rows without gradient: nothing, moves them later, or moves them at once.
 ITS_ROWS = "nothing"
 LATER = "they are flushed later"
 ALL_ROWS = "they are stepped too"
@@ -49,15 +49,15 @@ class _HalfWritten:
         raise RuntimeError(HALF_WRITTEN)
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: nobody enters."""
+        """Do nothing: entering always raises."""
 
 
 class Clock:
     """
     The count and the history of the steps of tables in one parameter group that have always stepped together.
 
-    ``history`` has, for every step since ``base``, what it did to rows without gradient; ``Rows.last_step`` has, for
-    every row, the step up to which that has been applied.
+    ``history`` has the effect of every step since ``base`` on rows without gradient. ``Rows.last_step`` has, for every
+    row, the step up to which these effects have been applied.
     """
 
     def __init__(self, group: int, owned: bool, step: int) -> None:
@@ -92,7 +92,7 @@ class Clock:
         self._writer, self._depth = threading.get_ident(), self._depth + 1
 
     def __exit__(self, *error: object) -> None:
-        """Let others write rows."""
+        """Release the lock."""
         self._depth -= 1
         if not self._depth:
             self._writer = None
@@ -113,7 +113,7 @@ class Clock:
         self._tables.append(weakref.ref(table))
 
     def part_from(self, table: Table) -> None:
-        """Remove a table, all rows of which are up to date."""
+        """Remove a table whose rows are all up to date."""
         self._remove(table)
         mark_fresh(table.parameter)
 
@@ -222,13 +222,13 @@ class Clock:
                 rows.current = self.step
 
     def _stale(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
-        """Return the tables of which a row may be stale, each with its ``Rows``."""
+        """Return the tables that may have stale rows, each with its ``Rows``."""
         if self.history is None:
             return []
         return [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]
 
     def advance(self, hyperparameters: list[float], step: int) -> None:
-        """End a step: add to the history what the step does to rows without gradient."""
+        """End a step: add its effect on rows without gradient to the history."""
         if self.history is not None:
             # The operator itself: no graph can have saved the history.
             _ops.row_optimizer_advance_.default(self.history, self.rule, hyperparameters, step, self.base)

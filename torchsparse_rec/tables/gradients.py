@@ -51,7 +51,7 @@ class StepGroup:
     """Whether operators can write all tables where they are; see :func:`tables.table.writable`."""
 
     def renew(self) -> None:
-        """Become the group of the next step, of which nothing else has changed."""
+        """Become the group of the next step, where nothing else has changed."""
         clock = self.clock
         if clock.history is not None and clock.step - clock.base >= clock.history.shape[0] // 2:
             clock.make_room()
@@ -90,7 +90,8 @@ def gradient_of(optimizer: str, grad: Tensor, zero_rows_are_idle: bool) -> Gradi
     Args:
         optimizer: the optimizer's name, for error messages.
         grad: the ``.grad`` of the table's parameter.
-        zero_rows_are_idle: leave out the rows of a strided gradient that are zero. On CUDA their count is read back.
+        zero_rows_are_idle: whether to leave out the rows of a strided gradient that are zero. On CUDA their count is
+            read back.
     """
     if grad.layout is torch.sparse_coo:
         if not grad.is_coalesced():

@@ -1,8 +1,8 @@
 """
-The rows of a table that grows, in the hands of code of others, who know of no keys.
+The rows of a table that grows, in foreign code, which knows nothing of keys.
 
 Which row a key has changes as keys come and go. Code that computes with rows of two moments, as an average of a model
-does, would mix the rows of different keys: it is told so, by name.
+does, would mix the rows of different keys: it gets an error that names the table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Places:
     Args:
         name: the table's, for errors.
         keys: the key of each row, ``[R]`` int64.
-        taken: which rows have one, ``[R]`` bool.
+        taken: whether each row has a key, ``[R]`` bool.
     """
 
     __slots__ = ("name", "keys", "taken")
@@ -84,7 +84,7 @@ class GrowingRows(Tensor):
         return by_place(cls, func, types, args, kwargs, {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return what a file keeps of the rows: a plain tensor."""
+        """Return the rows for a file: as a plain tensor."""
         return plain_rows(self).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> Tensor:
@@ -103,7 +103,7 @@ def plain_rows(x: Tensor) -> Tensor:
 
 
 def is_stepping(reader: FrameType) -> bool:
-    """Say whether code is of torch's optimizers, which cannot know of ids: their states go by place."""
+    """Say whether code is of torch's optimizers: they have no ids, so their states go by place."""
     name = reader.f_globals.get("__name__", "")
     return name.startswith("torch.optim.") and name != "torch.optim.swa_utils"
 
@@ -122,11 +122,11 @@ def by_place(cls: type, func: Any, types: Any, args: Any, kwargs: Any, known: di
     Call a function of torch for code of others, and mark the rows that it returns.
 
     Args:
-        cls: the class that torch has asked.
+        cls: the class whose ``__torch_function__`` torch has called.
         func: the function, as are ``types``, ``args`` and ``kwargs``.
         types: the classes among the arguments.
-        args: of the function.
-        kwargs: of the function.
+        args: the arguments of the function.
+        kwargs: the arguments of the function by name.
         known: the places of the tables' parameters among the arguments, by ``id``.
 
     Raises:

@@ -1,8 +1,8 @@
 """
-Parts of tables that are split over ranks, and what of torch must not read their gradients.
+Parts of tables that are split over ranks, and the functions of torch that must not read their gradients.
 
-Torch's clipping, its GradScaler and a few optimizers take what a tensor holds for all there is. On a part each rank
-would get a number of its own, and go its own way without a word: they raise instead.
+Torch's clipping, its GradScaler and a few optimizers assume that a tensor is whole. On a part each rank would get
+another number, and the ranks would silently diverge: these functions raise instead.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 
-# "parts" and "fixed": within part_state(), which says what that is.
+# "parts" and "fixed": within part_state().
 _has: ContextVar[str] = ContextVar("has", default="wholes")
 
 
 @contextmanager
 def part_state(fixed: bool = False) -> Iterator[None]:
     """
-    Let ``state_dict()`` have this rank's parts of tables as they are, without split ones that grow.
+    Make ``state_dict()`` return this rank's parts of tables, without split ones that grow.
 
     Args:
-        fixed: whether it is to be without all tables that grow.
+        fixed: whether to leave out all tables that grow.
     """
     token = _has.set("fixed" if fixed else "parts")
     try:
@@ -50,17 +50,17 @@ def part_state(fixed: bool = False) -> Iterator[None]:
 
 
 def are_apart() -> bool:
-    """Say whether ``state_dict()`` is to have this rank's parts of tables."""
+    """Say whether ``state_dict()`` returns this rank's parts of tables."""
     return _has.get() != "wholes"
 
 
 def are_left_out(part: Part | None) -> bool:
-    """Say whether ``state_dict()`` is to be without a table that grows, of which this rank has a part, if any."""
+    """Say whether ``state_dict()`` leaves out a table that grows; ``part`` is this rank's part of it, if any."""
     return _has.get() == "fixed" or (part is not None and are_apart())
 
 
 class Part(NamedTuple):
-    """What a rank's parameter is of a table that several ranks share."""
+    """The part that a rank's parameter is of a table that several ranks share."""
 
     group: ProcessGroup | None
     """The ranks that share the table; None: all of the job. Each has a parameter for it, without rows if need be."""
@@ -92,7 +92,7 @@ _TAKES_NORMS = [function.__code__ for function in _NORMS]
 
 
 def _function_of(frame: FrameType) -> FrameType:
-    """Return the frame of the function, where a list in it has a frame of its own, as until Python 3.11."""
+    """Return the frame of the function, where a list in it has a separate frame, as until Python 3.11."""
     return frame.f_back if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None else frame
 
 
@@ -128,7 +128,7 @@ def refuse_one_rank(part: Part, reader: FrameType) -> None:
 
 
 def passed_on(cls: type, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Return what the other classes among ``types`` make of a call, or, if there are none, what torch does."""
+    """Return the result of a call by the other classes among ``types`` or, if there are none, by torch."""
     others = tuple(other for other in types if other is not cls)
     for other in others:
         result = other.__torch_function__(func, others, args, kwargs)
@@ -153,7 +153,7 @@ class PartGradient(Tensor):
         return passed_on(cls, func, types, args, {} if kwargs is None else kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return what a file keeps of the gradient: a plain tensor."""
+        """Return the gradient for a file: as a plain tensor."""
         return plain(self).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> Tensor:
@@ -173,7 +173,7 @@ def mark_gradient(grad: Tensor) -> None:
     """
     Make a part's gradient a ``PartGradient``, if it is a plain strided tensor.
 
-    A COO gradient is left as it is: backwards add to it by functions that know no subclass.
+    A COO gradient stays unchanged: backwards add to it by functions that take no subclass.
     """
     if type(grad) is Tensor and grad.layout is torch.strided:
         grad.__class__ = PartGradient  # type: ignore[assignment]

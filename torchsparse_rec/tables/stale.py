@@ -1,13 +1,12 @@
 """
-The class of parameters that have stale rows: these are flushed before code outside this package sees them.
+The class of parameters that have stale rows: the rows are flushed before code outside this package sees them.
 
-Modules and optimizers of this package know which rows are stale, and work on tables as they are stored
-(:data:`~torchsparse_rec.ops.autograd.as_stored`). When other code calls a function of torch on such a parameter,
-torch calls :meth:`StaleParameter.__torch_function__` first. Some functions of torch do not call it: for them the
-property ``weight`` of modules flushes (:func:`flush_read`), and so do transforms of torch.func
-(``_watch_transforms``).
+Modules and optimizers of this package know which rows are stale, and work on the stored tables
+(:data:`~torchsparse_rec.ops.autograd.as_stored`). When other code calls a function of torch on such a parameter, torch
+calls :meth:`StaleParameter.__torch_function__` first. Some functions of torch do not call it: for them the property
+``weight`` of modules (:func:`flush_read`) and transforms of torch.func (``_watch_transforms``) flush.
 
-Parameters that are one rank's part of a table have the class too, always: it sees who reads their gradient.
+Parameters that are one rank's part of a table always have the class too: it sees which code reads their gradient.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _METADATA = {
 _ASKING = {("LOAD_ATTR", name) for name in (*_READ, *_CALLED)} | {("LOAD_METHOD", name) for name in _CALLED}
 _ASKING |= {("STORE_ATTR", name) for name in _SET}
 
-# What this package's own modules are called.
+# The beginning of the names of this package's modules.
 _PACKAGE = __name__.partition(".")[0] + "."
 # The file of torch's clipping functions, which silently skip parameters without a gradient.
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
@@ -72,9 +71,10 @@ class StaleParameter(Parameter):
     """
     A table's parameter while an optimizer of this package may leave rows of it stale, or other ranks have parts of it.
 
-    A table that a backward steps has it too: who reads its gradient to clip it is told that it comes too late.
+    A table that a backward steps has it too: code that reads its gradient to clip it gets an error, as it comes too
+    late.
 
-    A table that grows has it always: code of others does not know which key a row has, see ``growing.py``.
+    A table that grows always has it: foreign code does not know which key a row has, see ``growing.py``.
 
     Copies are plain Parameters. A flush does not change the class back: compilers recompile whenever a parameter's
     class changes.
@@ -105,7 +105,7 @@ class StaleParameter(Parameter):
         The gradient, as of every parameter, without a flush.
 
         Raises:
-            RuntimeError: torch is clipping gradients, and a backward has already stepped the table; or a function of
+            RuntimeError: torch is clipping gradients, and a backward has already stepped the table. Or a function of
                 torch reads it that would take one rank's part for the whole table.
         """
         with as_stored():
@@ -136,7 +136,7 @@ class StaleParameter(Parameter):
 
 
 def _check_reader(parameter: Tensor, grad: Tensor | None, reader: FrameType) -> None:
-    """Raise ``RuntimeError`` if the code that reads a gradient would take it for what it is not."""
+    """Raise ``RuntimeError`` if the code that reads a gradient would take it for something else."""
     part = split_part(parameter)
     if part is not None:
         refuse_one_rank(part, reader)
@@ -205,7 +205,7 @@ def set_part(parameter: Tensor, part: Part) -> None:
 
     Args:
         parameter: the part, also where it has no rows. It may have been noted before.
-        part: what it is a part of.
+        part: the description of the part.
 
     Raises:
         TypeError: the table is split, and its parameter has a class of the user's: torch's functions could not raise.
@@ -225,7 +225,7 @@ def flush_read(parameter: Tensor, reader: FrameType) -> None:
     Flush a table's stale rows before ``reader`` gets its parameter as the attribute of a module.
 
     What takes the parameter next may be a function that torch does not dispatch, such as ``torch.tensor`` or one of
-    TorchScript. Where the reader goes on to ask for a shape, a dtype, ``.grad`` and the like, nothing is flushed.
+    TorchScript. Where the reader goes on to read only a shape, a dtype, ``.grad`` or similar, nothing is flushed.
     """
     if _goes_on(reader.f_code, reader.f_lasti) not in _ASKING:
         _flush_among(parameter)

@@ -2,7 +2,7 @@
 Records of tables that modules and optimizers share: whether rows may be stale, which steps they miss, how to flush.
 
 A row without gradient still moves under Adam, momentum or decay. A table that a module of this package owns is read
-through that module only, so such a row can be left as it is until it is read or stepped: until then it is *stale*.
+through that module only. So such a row can wait until it is read or stepped: until then it is *stale*.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _NONE = {None}
 
 
 def announce(optimizer: RowOptimizer) -> None:
-    """Let tables find the optimizer that holds their parameter: those that have none yet, and later ones."""
+    """Make an optimizer known to the tables of its parameters: to tables that have none yet, and to later ones."""
     _optimizers[optimizer] = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -107,14 +107,14 @@ class Collected(NamedTuple):
 
 class Growing(Protocol):
     """
-    The calls by which an optimizer tells tables that grow, and are read while it trains, of its steps.
+    The calls by which an optimizer announces its steps to tables that grow, and are read while it trains.
 
-    Those of every step are for several tables at once.
+    The calls of every step are for several tables at once.
     """
 
     @staticmethod
     def all_writing(tables: Sequence[Any]) -> AbstractContextManager[None]:
-        """Return a context in which rows of some tables are written as they are stored, and nobody reads them."""
+        """Return a context to write the stored rows of some tables in, without readers."""
 
     @staticmethod
     def all_step(tables: Sequence[Any]) -> None:
@@ -166,7 +166,7 @@ class Table:
         "__weakref__",
     )
 
-    # How many changes of tables note_change() has counted: one who keeps what it found of tables compares.
+    # The number of changes of tables that note_change() has counted: code that caches facts about tables compares it.
     changes = 0
     # Whether any table of this process has ever grown: most have none, and each of their steps asks several times.
     some_grow = False
@@ -176,7 +176,7 @@ class Table:
         self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.collected: Collected | None = None
-        # The fused lookups whose backward can still come, by number, each with what says whether it can.
+        # The fused lookups whose backward can still come, by number, each with a function that says whether it can.
         self.awaited: dict[int, Callable[[], Any]] = {}
         self._growing: weakref.ref[Growing] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
@@ -215,7 +215,7 @@ class Table:
 
     @property
     def growing(self) -> weakref.ref[Growing] | None:
-        """What is told of the table's steps, if it grows."""
+        """The listener to the table's steps, if it grows."""
         return self._growing
 
     @growing.setter
@@ -226,7 +226,7 @@ class Table:
 
     @property
     def rows(self) -> Rows | None:
-        """What the optimizer keeps for the table after its first step; None before."""
+        """The optimizer's record of the table after its first step; None before."""
         return self._rows
 
     @rows.setter
@@ -241,7 +241,7 @@ class Table:
             self.owned = True
 
     def disown(self) -> None:
-        """Declare that lookups read the storage alone: flush all rows now, and leave none stale from now on."""
+        """Declare that lookups read only the storage: flush all rows now, and leave none stale from now on."""
         self.release()
         self.owned = False
 
@@ -269,7 +269,7 @@ class Table:
             self.rows = None
 
     def forget(self) -> None:
-        """Drop the parameter, which torch is about to swap: torch swaps only what has no weak references."""
+        """Drop the parameter, which torch is about to swap: torch swaps only tensors without weak references."""
         if self.growing is not None:
             raise RuntimeError(
                 f"torch cannot swap a table that grows, of shape {list(self.parameter.shape)}: its module finds rows "
@@ -307,7 +307,7 @@ class Table:
         return collected.parts if collected is not None else []
 
     def weight(self) -> Tensor:
-        """Return the parameter's values as they are stored, ``[V, D]``, without a flush."""
+        """Return the parameter's stored values, ``[V, D]``, without a flush."""
         return flat(self.parameter)
 
 
@@ -325,7 +325,7 @@ def _nothing() -> None:
 
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
-    """Return the tables that grow among those of the parameters."""
+    """Return the tables that grow among the parameters' tables."""
     if not Table.some_grow:
         return []
     tables = [_tables.get(id(parameter)) for parameter in parameters]
@@ -340,7 +340,7 @@ def is_growing_stale(growing: Growing) -> bool:
 
 
 def writing(parameters: Iterable[Tensor]) -> AbstractContextManager[Any]:
-    """Return a context to write tables in, as they are stored; nobody reads those that grow meanwhile."""
+    """Return a context to write stored tables in; tables that grow have no readers meanwhile."""
     found = growing_among(parameters) if Table.some_grow else []
     return found[0].all_writing(found) if found else as_stored()  # type: ignore[no-any-return]
 
@@ -358,7 +358,7 @@ def table_of(parameter: Tensor) -> Table:
 
 
 def split_part(parameter: Tensor) -> Part | None:
-    """Return what a parameter is a part of, where other ranks have other parts; None for all other parameters."""
+    """Return a parameter's part of a table, where other ranks have other parts; None for all other parameters."""
     table = _tables.get(id(parameter))
     return table.part if table is not None and table.part is not None and not table.part.replicated else None
 
@@ -401,7 +401,7 @@ def writable(weights: list[Tensor], wanted: Sequence[bool]) -> Iterator[list[Ten
 
     Args:
         weights: the tables.
-        wanted: whether each is to be written.
+        wanted: whether to write each of them.
 
     Raises:
         ValueError: elements of a table share memory, so that no step can write them.

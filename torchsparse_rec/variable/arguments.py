@@ -75,8 +75,8 @@ def is_in_job() -> bool:
 
 
 #: What to call for a variable that is split over ranks.
-SAVE_INSTEAD = "torchsparse_rec.distributed.save(folder, module, optimizer)"
-LOAD_INSTEAD = "torchsparse_rec.distributed.load(folder, module, optimizer)"
+SAVE_INSTEAD = "torchsparse_rec.checkpoint.save(folder, module, optimizer)"
+LOAD_INSTEAD = "torchsparse_rec.checkpoint.load(folder, module, optimizer)"
 
 
 def check_whole(weight: Tensor, method: str, instead: str) -> None:

@@ -131,7 +131,7 @@ class RowStore:
         states = self.states
         steps = states.steps()
         states.table.release()
-        self._replace(new_zeros((capacity, self.weight.shape[1]), self.weight.dtype, self.weight.device))
+        self.replace(new_zeros((capacity, self.weight.shape[1]), self.weight.dtype, self.weight.device))
         states.start_over([], steps, keep=True)  # an optimizer loaded before has states of that size
 
     def grow(self, capacity: int) -> None:
@@ -143,10 +143,10 @@ class RowStore:
         longer[:before] = weight.detach()
         grown = states.grown(before, capacity)
         self.keys.grow(capacity)
-        self._replace(longer)
+        self.replace(longer)
         states.take(*grown)
 
-    def _replace(self, values: Tensor) -> None:
+    def replace(self, values: Tensor) -> None:
         """
         Give the Parameter other values, perhaps with another number of rows.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .... import ops
-from .._tensors import IndexedSlices
+from ..tensors import IndexedSlices
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._checkpoint_sources import Found, Source, open_source
-from .._table_names import keras_order
+from ...checkpoints.names import keras_order
+from ...checkpoints.sources import Found, Source, open_source
 from ._keras import KerasOptimizer
 from ._lazy_adam import LazyAdam
 from ._optimizer import Optimizer

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ...data.files import whole_file
 from ...data.movielens import LAYOUTS, read_ratings
+from ...files import whole_file
 
 ENVIRONMENT_VARIABLE = "TORCHSPARSE_REC_DATA"
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

@@ -1,0 +1,178 @@
+"""What a file has for each table of a model and its optimizer: its checks, and its way into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._torch import as_stored
+from ...optim.row_optimizer import RowOptimizer
+from ...tables.table import accumulator_dtype, table_if_any
+from ...variable.optimizer_rows import new_zeros
+from .format import Piece, copy_bytes
+from .growing import GrowingRows, check_rows, insert_rows
+from .names import Move, Target
+from .slots import Slots
+from .sources import Found
+
+__all__ = ["Plan", "check_arguments", "check_contents", "check_plan", "group_of", "load_plan", "moves_of"]
+
+
+class Plan(NamedTuple):
+    """A table, and what a file has for it."""
+
+    target: Target
+    weight: Found | None
+    growing: list[GrowingRows]
+    slots: Slots
+
+    def all(self) -> list[Found]:
+        """Return all tensors of the file."""
+        own = [] if self.weight is None else [self.weight]
+        return [
+            *own,
+            *(found for found, _ in self.slots.states.values()),
+            *(x for rows in self.growing for x in rows.all()),
+        ]
+
+
+def check_arguments(function: str, optimizer: Any, tables: Any) -> None:
+    """Raise ``TypeError`` unless they are an optimizer of ours, or none, and a pattern or a mapping of names."""
+    if optimizer is not None and not isinstance(optimizer, RowOptimizer):
+        raise TypeError(
+            f"{function}: optimizer must be one of torchsparse_rec.optim, got {type(optimizer).__name__}: those of "
+            "compat.tensorflow.optimizers have import_slots and export_slots"
+        )
+    if not isinstance(tables, (str, Mapping, type(None))):
+        raise TypeError(f"{function}: tables must be a pattern or a mapping of names, got {type(tables).__name__}")
+
+
+def group_of(optimizer: RowOptimizer | None, parameter: Tensor) -> dict[str, Any] | None:
+    """Return the optimizer's group that holds a parameter, if one does."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return next((group for group in groups if any(p is parameter for p in group["params"])), None)
+
+
+def check_plan(
+    path: str, plan: Plan, optimizer: RowOptimizer | None, where_steps: str, shape: tuple[int, ...] | None = None
+) -> None:
+    """
+    Raise ``ValueError`` unless what a file has can be copied without loss.
+
+    Args:
+        path: of the file.
+        plan: what it has.
+        optimizer: that takes over the states.
+        where_steps: by which names files say how many steps have been taken.
+        shape: of the whole table. Default: of the parameter.
+    """
+    target, slots = plan.target, plan.slots
+    parameter, growing, group = target.parameter, target.growing, group_of(optimizer, target.parameter)
+    if growing is not None:
+        if growing.total_count():
+            raise ValueError(f"{target.parameter_name!r} must have no rows yet, got {growing.total_count()}")
+        if growing.cold is not None and plan.growing[0].states:
+            raise ValueError(f"{target.parameter_name!r} must have all rows in one tier to take over slots")
+    wide, per_row = accumulator_dtype(parameter.dtype), frozenset() if optimizer is None else optimizer.per_row
+    for part in plan.growing:
+        of_part = (part.values.shape[0], parameter.shape[1])
+        _check_tensor(path, part.values, target, of_part, parameter.dtype)
+        for name, (slot, _, _) in part.states.items():
+            _check_tensor(path, slot, target, of_part[:1] if name in per_row else of_part, wide)
+    whole = tuple(parameter.shape) if shape is None else shape
+    if plan.weight is not None:
+        _check_tensor(path, plan.weight, target, whole, parameter.dtype)
+    for name, (slot, _) in slots.states.items():
+        _check_tensor(path, slot, target, whole[:1] if name in per_row else whole, wide)
+    has_slots = bool(slots.states) or any(part.states for part in plan.growing)
+    if has_slots and slots.steps is None and group is not None and ("betas" in group or group.get("lr_decay")):
+        raise ValueError(
+            f"{path} must say how many steps {type(optimizer).__name__} has taken, by {where_steps}: it does not"
+        )
+
+
+def check_contents(path: str, plan: Plan) -> None:
+    """Raise ``ValueError`` unless a table that grows can take all rows that a file has: they are read for it."""
+    if plan.target.growing is not None:
+        check_rows(plan.target.growing, plan.growing, path, plan.target.parameter_name)
+
+
+def _check_tensor(path: str, found: Found, target: Target, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` unless a tensor can be copied without loss."""
+    if found.shape != shape:
+        raise ValueError(
+            f"{path}: {found.name!r} must have the shape of {target.parameter_name!r}, {list(shape)}, got "
+            f"{list(found.shape)}"
+        )
+    its = found.dtype
+    is_float = its is not None and its.is_floating_point and its.itemsize > 1  # torch promotes no floats of 8 bits
+    if its is None or not is_float or torch.promote_types(its, dtype) != dtype:
+        raise ValueError(
+            f"{path}: {found.name!r} must be of {dtype}, or of floats that it holds, for "
+            f"{target.parameter_name!r}, got {found.dtype or 'a dtype that torch does not have'}"
+        )
+
+
+def moves_of(plan: Plan) -> list[Move]:
+    """Return what goes where."""
+    where = plan.target.parameter_name
+    pairs = [] if plan.weight is None else [(plan.weight, where)]
+    if plan.growing:
+        for part in plan.growing:
+            fields = {"keys": part.keys, "values": part.values, "freqs": part.freqs, "versions": part.versions}
+            pairs += [(found, f"{name} of {where}") for name, found in fields.items() if found is not None]
+            pairs += [(its[0], f"state of {where}: {state}") for state, its in part.states.items()]
+    else:
+        pairs += [(found, f"state of {where}: {state}") for state, (found, _) in plan.slots.states.items()]
+    return [Move(found.name, to, found.shape, found.dtype, found.parts) for found, to in pairs]
+
+
+@torch.no_grad()
+def load_plan(
+    plan: Plan, optimizer: RowOptimizer | None, copy: Callable[[Piece, Tensor], None] = copy_bytes
+) -> Iterator[None]:
+    """
+    Write what a file has for a table into the model and its optimizer, a piece at a step.
+
+    Args:
+        plan: what it has, checked.
+        optimizer: that takes over the states.
+        copy: copies a piece to the table, or to a state of its rows, of which a rank may have a part.
+    """
+    target, steps = plan.target, plan.slots.steps or 0
+    if target.growing is not None:
+        insert_rows(target.growing, plan.growing, optimizer, steps)
+        return
+    assert plan.weight is not None
+    parameter = target.parameter
+    table = table_if_any(parameter)
+    if table is not None:
+        table.release()  # first: rows that are stale are of the past, which ends here
+    with as_stored():
+        weight = parameter.detach()
+    yield from _copied(plan.weight, weight, copy)
+    group = group_of(optimizer, parameter)
+    if optimizer is None or group is None or not weight.numel():
+        return
+    state: dict[str, Any] = {}
+    if optimizer.counts_steps:
+        on_device = group.get("capturable") or group.get("fused")
+        state["step"] = torch.tensor(float(steps), device=weight.device if on_device else "cpu")
+    before, dtype = optimizer.stored_state.get(parameter, {}), accumulator_dtype(weight.dtype)
+    for name, (slot, factor) in plan.slots.states.items():
+        values, shape = before.get(name), weight.shape[: len(slot.shape)]
+        if not isinstance(values, Tensor) or values.dtype != dtype or values.shape != shape:
+            values = new_zeros(shape, dtype, weight.device)  # of huge pages, which are quicker to fill
+        yield from _copied(slot, values, copy)
+        state[name] = values if factor == 1 else values.mul_(factor)
+    optimizer.wide_states.pop(parameter, None)
+    optimizer.stored_state[parameter] = state
+
+
+def _copied(found: Found, out: Tensor, copy: Callable[[Piece, Tensor], None]) -> Iterator[None]:
+    for piece in found.pieces():
+        copy(piece, out)
+        yield
