@@ -39,6 +39,7 @@ from .._torch_modules import gradient_hooks, is_in_ddp
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
+from ..tables.optimizer import TableOptimizer
 from ..tables.table import (
     SECOND_BACKWARD,
     Gradient,
@@ -151,7 +152,7 @@ class FusedLookups:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (Table.changes, tables, wanted):
-            found: dict[int, tuple[weakref.ref[RowOptimizer] | None, list[Tensor]]] = {}
+            found: dict[int, tuple[weakref.ref[TableOptimizer] | None, list[Tensor]]] = {}
             for table, weight, want in zip(tables.tables, tables.weights, wanted, strict=True):
                 if want:
                     reference = table.optimizer_reference
@@ -160,7 +161,7 @@ class FusedLookups:
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
-            if optimizer is None or not optimizer.in_backward:
+            if not isinstance(optimizer, RowOptimizer) or not optimizer.in_backward:
                 got = "none" if optimizer is None else f"{type(optimizer).__name__} without it"
                 raise RuntimeError(_NO_OPTIMIZER.format(got))
             result.append((optimizer, weights))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._reduction import POOLING
+from .._reduction import POOLING, SUM
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..jagged.keyed_tensor import unchecked
@@ -190,7 +190,7 @@ class EmbeddingCollection(Collection):
         *,
         grad_mode: GradMode | None = None,
     ) -> None:
-        super().__init__(tables, [POOLING["sum"]] * len(tables), device, grad_mode)
+        super().__init__(tables, [SUM] * len(tables), device, grad_mode)
         self._need_indices = need_indices
 
     def need_indices(self) -> bool:

@@ -29,7 +29,8 @@ from ..tables.table import (
     writing,
 )
 from ._checkpoints import check_options as check_options
-from ._groups import Groups, Rule
+from ._groups import Groups
+from ._rule import Rule
 from ._together import Together
 
 __all__ = ["Rule", "RowOptimizer"]

@@ -49,7 +49,8 @@ class OptimizerRows:
     @property
     def optimizer(self) -> RowOptimizer | None:
         """The optimizer of ``torchsparse_rec.optim`` that holds the table, if there is one."""
-        return self.table.optimizer
+        optimizer = self.table.optimizer
+        return optimizer if isinstance(optimizer, RowOptimizer) else None
 
     def _state(self) -> dict[str, Any]:
         if self.table.rows is not None:
