@@ -108,7 +108,7 @@ def test_every_public_name_has_a_docstring_with_an_example(package):
 def has_example(value: object, public: dict[str, object]) -> bool:
     """Its own, or that of the function which makes it and which its first line names."""
     text = value.__doc__ or ""
-    maker = re.match(r"[^\n]*: see :func:`(\w+)`\.", text)
+    maker = re.match(r"[^\n]*: see :func:`(\w+)(\.\w+)?`\.", text)
     return ">>>" in text or (maker is not None and ">>>" in (public[maker[1]].__doc__ or ""))
 
 

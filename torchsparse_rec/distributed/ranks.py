@@ -120,7 +120,7 @@ class Ranks:
             name: the name of the module that does it.
             what: what it does.
             training: whether it trains.
-            error: found on this rank: all ranks raise it.
+            error: an error that was found on this rank: all ranks raise it.
         """
         call = Call(name, what, "train" if training else "eval")
         self.headers(call, torch.zeros(self.count, 0, dtype=torch.int64), error)
