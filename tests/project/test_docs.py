@@ -127,7 +127,7 @@ def test_arguments_are_described_by_nouns():
 def has_example(value: object, public: dict[str, object]) -> bool:
     """Its own, or that of the function which makes it and which its first line names."""
     text = value.__doc__ or ""
-    maker = re.match(r"[^\n]*: see :func:`(\w+)`\.", text)
+    maker = re.match(r"[^\n]*: see :func:`(\w+)(\.\w+)?`\.", text)
     return ">>>" in text or (maker is not None and ">>>" in (public[maker[1]].__doc__ or ""))
 
 

@@ -124,8 +124,10 @@ class GrowingTable:
         """
         rows = self.rows
         with self.table.settled():
-            assert rows.saved is not None or not since_base
-            since = rows.saved[0] if rows.saved and since_base and not rows.store.states.moves_all_rows() else None
+            since = None
+            if since_base and not rows.store.states.moves_all_rows():
+                assert rows.saved is not None
+                since = rows.saved[0]
             yield from shards_of(rows, since, since_base, by_block)
 
 
@@ -171,13 +173,8 @@ class Contents:
             if next(child.parameters(), None) is not None and isinstance(child, HasTables)
         ]
         # A table that grows is a module too: one in a collection is the collection's.
-        inside = {
-            id(each.table)
-            for _, child, its in found
-            for each in its
-            if isinstance(each, SavedRows)
-            if each.table is not child
-        }
+        growing = [(child, each.table) for _, child, its in found for each in its if isinstance(each, SavedRows)]
+        inside = {id(table) for child, table in growing if table is not child}
         for title, child, its in found:
             for each in its if id(child) not in inside else []:
                 key = f"{title}.{each.key}".lstrip(".")

@@ -82,7 +82,17 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tensors: the shard's name, size and checksum, each tensor's dtype and shape, and its writer's words."""
+    """
+    A file of tensors of a version: see :func:`CheckpointStore.open`.
+
+    Args:
+        name: the shard's name.
+        file: the file's name in the version's folder.
+        nbytes: the file's size.
+        crc32c: the checksum of its bytes, in hexadecimal digits.
+        tensors: the dtype and shape of each tensor, by name.
+        about: its writer's words.
+    """
 
     name: str
     file: str
