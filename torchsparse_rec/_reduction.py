@@ -1,11 +1,19 @@
-"""The numbers that stand for reductions in the schemas: ``tsr::Reduction`` of csrc/checks.h."""
+"""The numbers that stand for reductions in the schemas, ``tsr::Reduction`` of csrc/checks.h, and pooling's words."""
 
-SUM = 0
-MEAN = 1
-SQRTN = 2
-MAX = 3
-MIN = 4
-PROD = 5
+from __future__ import annotations
 
-#: How the rows of a bag are pooled, by the names that lookups take.
-POOLING = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}
+from typing import get_args
+
+from .typing import Combiner, Pooling
+
+SUM, MEAN, SQRTN, MAX, MIN, PROD = range(6)
+
+#: How the rows of a bag are pooled, by the words that lookups take, whose order is that of the numbers.
+POOLING: dict[str, int] = {word: number for number, word in enumerate(get_args(Pooling))}
+#: The same of TensorFlow's lookups by sparse ids.
+COMBINERS: dict[Combiner, int] = {word: POOLING[word] for word in get_args(Combiner)}
+
+
+def is_divided(reduction: int) -> bool:
+    """Say whether a sum is divided: by the number of its terms or their weights, or by a root."""
+    return reduction in (MEAN, SQRTN)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._extras import extra_module
-from ._reduction import MAX, MIN, PROD, SQRTN, SUM
+from ._reduction import MAX, MIN, PROD, SQRTN, is_divided
 
 __all__ = ["translations"]
 
@@ -180,7 +180,7 @@ def _reduced(rows, dtype, ids, segments, reduction: int, share, lowest: bool = F
     if reduction in (MAX, MIN):
         return _extreme(rows, dtype, ids, segments, reduction == MAX, lowest)
     total = _scattered(rows if share is None else op.Mul(rows, share), ids, segments, 0, accumulator, "add")
-    if reduction == SUM:
+    if not is_divided(reduction):
         return total
     if share is None:
         share = _column(ids, accumulator)

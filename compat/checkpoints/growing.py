@@ -222,7 +222,7 @@ def write_rows(
 ) -> None:
     """Write the rows of a table, and the states of its optimizer; ``ends`` is as of :func:`growing_rows`."""
     with table.settled():
-        parts = list(table._rows.parts())
+        parts = list(table.table_rows.parts())
     columns: dict[str, Any] = {
         "keys": [part.keys.to(table.key_dtype) for part in parts],
         "values": [part.values for part in parts],

@@ -40,7 +40,7 @@ class Saved(NamedTuple):
         if isinstance(self.state.get(name), Tensor):
             return self.state[name]
         parameter = self.target.parameter
-        initial = torch.tensor(optimizer._initial(name), dtype=accumulator_dtype(parameter.dtype))
+        initial = torch.tensor(optimizer.initial_value(name), dtype=accumulator_dtype(parameter.dtype))
         return initial.expand(parameter.shape)
 
 

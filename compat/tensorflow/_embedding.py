@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ..._reduction import COMBINERS
 from ...typing import Combiner, PartitionStrategy
 from ._sparse_segment import keep_coalesced, sparse_segment_reduce
 from .arguments import as_size, as_tensor
@@ -17,7 +18,6 @@ from .tensors import RaggedTensor, SparseTensor
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALVES = (torch.float16, torch.bfloat16)
-_COMBINERS = ("mean", "sqrtn", "sum")
 
 
 def lookup(params: Any, ids: Any, partition_strategy: PartitionStrategy, max_norm: Any, sparse_gradient: bool) -> Any:
@@ -167,8 +167,8 @@ def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> lis
 def _combiner(combiner: Combiner | None) -> Combiner:
     if combiner is None:
         return "mean"
-    if combiner not in _COMBINERS:
-        raise ValueError(f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r}")
+    if combiner not in COMBINERS:
+        raise ValueError(f"combiner must be one of {', '.join(map(repr, COMBINERS))}, got {combiner!r}")
     return combiner
 
 

@@ -102,7 +102,7 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
         (lambda: indicator(5), "indicator_column: categorical_column must be a categorical column, got 5"),
         (lambda: features.SequenceCategoricalColumn(WEIGHTED), "must be a plain one"),
         (lambda: embedded(IDENTITY, 0), "column 'x': dimension must be an integer of at least 1, got 0"),
-        (lambda: embedded(IDENTITY, 2, "max"), "combiner must be one of ('mean', 'sum', 'sqrtn')"),
+        (lambda: embedded(IDENTITY, 2, "max"), "combiner must be one of ('sum', 'mean', 'sqrtn')"),
         (lambda: embedded(IDENTITY, 2, max_norm=0.0), "max_norm must be above 0, got 0.0"),
         (lambda: embedded(IDENTITY, 2, initializer=1.0), "initializer must be callable"),
         (lambda: features.shared_embeddings([], 2), "categorical_columns must hold a column, got none"),

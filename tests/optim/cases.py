@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchsparse_rec import optim
 from torchsparse_rec._torch import as_stored
-from torchsparse_rec.compat._parity.reference.row_optimizer import ftrl
+from torchsparse_rec.compat._parity.reference.row_optimizer import ftrl, lamb, partial_rowwise_adam, rowwise_adagrad
 from torchsparse_rec.ops.row_optimizer import row_optimizer_current
 from torchsparse_rec.tables.table import table_of
 
@@ -22,81 +22,53 @@ ROWS, DIM, IDS = 64, 4, 12
 
 
 class Reference(torch.optim.Optimizer):
-    """A dense optimizer, slow and obvious. ``parameter.touched`` says which rows have a gradient that is not zero."""
+    """A dense optimizer by a formula. ``parameter.touched`` says which rows have a gradient that is not zero."""
 
-    def __init__(self, params, **defaults):
-        super().__init__(params, defaults)
+    def __init__(self, formula, names, states, lazy, params, **arguments):
+        super().__init__(params, arguments)
+        self.formula, self.names, self.states, self.lazy = formula, names, states, lazy
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
+            given = (group[name] for name in self.names)
+            h = [number for value in given for number in (value if isinstance(value, tuple) else [value])]
             for p in (p for p in group["params"] if p.grad is not None):
                 state = self.state[p]
-                state["step"] = state.get("step", 0) + 1
-                rule = {name: value for name, value in group.items() if name not in ("params", "maximize")}
+                if not state:
+                    state.update(enumerate(p.new_zeros(p.shape[:dims]) for dims in self.states), step=0)
+                    state[0] += group["initial_accumulator_value"]
+                state["step"] += 1
+                row = [p, *(state[k] for k in range(len(self.states)))]
                 grad = -p.grad if group.get("maximize") else p.grad
-                self.update(p, grad, p.touched, state, state["step"], **rule)
+                rows = p.touched if self.lazy else slice(None)
+                for table, new in zip(row, self.formula(row, grad, state["step"], *h), strict=True):
+                    table[rows] = new[rows]
 
 
-class RowWiseAdagrad(Reference):
-    def update(
-        self, w, g, touched, state, step, *, lr, eps=1e-10, lr_decay=0, weight_decay=0, initial_accumulator_value=0.0
-    ):
-        g = g + weight_decay * w
-        s = state.setdefault("sum", torch.full((len(w),), initial_accumulator_value, dtype=w.dtype))
-        s += (g * g).mean(1)
-        w -= lr / (1 + (step - 1) * lr_decay) * g / (s.sqrt() + eps)[:, None]
+def _reference(formula: Callable, states: tuple[int, ...], lazy: bool = False, first: float = 0.0, **defaults):
+    """
+    Return what makes a dense optimizer.
+
+    Args:
+        formula: a rule of compat's reference.
+        states: the dimensions of each of the rule's states.
+        lazy: whether rows without gradient stay as they are.
+        first: the default of ``initial_accumulator_value``, at which the first state starts.
+        defaults: the defaults of the formula's arguments after ``lr``, in its order.
+    """
+    make = partial(Reference, formula, ("lr", *defaults), states, lazy)
+    return partial(make, initial_accumulator_value=first, **defaults)
 
 
-class PartialRowWiseAdam(Reference):
-    def update(self, w, g, touched, state, step, *, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
-        m = state.setdefault("m", torch.zeros_like(w))
-        v = state.setdefault("v", torch.zeros(len(w), dtype=w.dtype))
-        m += (1 - betas[0]) * (g - m)
-        v += (1 - betas[1]) * ((g * g).mean(1) - v)
-        w *= 1 - lr * weight_decay
-        w -= lr * (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps)[:, None]
-
-
-class Lamb(Reference):
-    """A reference of LAMB, which updates the rows with gradient alone."""
-
-    def update(self, w, g, touched, state, step, *, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
-        m = state.setdefault("m", torch.zeros_like(w))
-        v = state.setdefault("v", torch.zeros_like(w))
-        m[touched] += (1 - betas[0]) * (g - m)[touched]
-        v[touched] += (1 - betas[1]) * (g * g - v)[touched]
-        u = m / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)).sqrt() + eps) + weight_decay * w
-        ratio = w.norm(dim=1) / u.norm(dim=1)
-        ratio = torch.where((w.norm(dim=1) > 0) & (u.norm(dim=1) > 0), ratio, 1.0)
-        w[touched] -= (lr * ratio[:, None] * u)[touched]
-
-
-class Ftrl(Reference):
-    """A reference of FTRL, which updates the rows with gradient alone, as TensorFlow documents its ``ApplyFtrl``."""
-
-    def update(
-        self,
-        w,
-        g,
-        touched,
-        state,
-        step,
-        *,
-        lr,
-        l1=0.0,
-        l2=0.0,
-        l2_shrinkage=0.0,
-        beta=0.0,
-        lr_power=-0.5,
-        initial_accumulator_value=0.1,
-    ):
-        n = state.setdefault("n", torch.full_like(w, initial_accumulator_value))
-        z = state.setdefault("z", torch.zeros_like(w))
-        after = ftrl([w, n, z], g, step, lr, lr_power, l1, l2, l2_shrinkage, beta)
-        for table, new in zip((w, n, z), after, strict=True):
-            table[touched] = new[touched]
-
+_BETAS = (0.9, 0.999)
+#: Optimizers that torch lacks, dense.
+REFERENCES = {
+    "RowWiseAdagrad": _reference(rowwise_adagrad, (1,), lr_decay=0.0, eps=1e-10, weight_decay=0.0),
+    "PartialRowWiseAdam": _reference(partial_rowwise_adam, (2, 1), betas=_BETAS, eps=1e-8, weight_decay=0.0),
+    "Ftrl": _reference(ftrl, (2, 2), True, 0.1, lr_power=-0.5, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0),
+    "LAMB": _reference(lamb, (2, 2), True, betas=_BETAS, eps=1e-6, weight_decay=0.0),
+}
 
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
@@ -116,8 +88,8 @@ class Case:
         return self.name
 
 
-def _case(name: str, cls: str, reference: Callable | None = None, lr: float = 0.05, warns: bool = False, **kwargs):
-    dense = reference or partial(getattr(torch.optim, cls), foreach=False)
+def _case(name: str, cls: str, lr: float = 0.05, warns: bool = False, **kwargs):
+    dense = REFERENCES.get(cls) or partial(getattr(torch.optim, cls), foreach=False)
     return Case(name, partial(getattr(optim, cls), **kwargs), partial(dense, **kwargs), lr, warns)
 
 
@@ -129,8 +101,8 @@ CASES = [
     _case("sgd-nesterov-decay", "SGD", momentum=0.9, nesterov=True, weight_decay=0.1),
     _case("adagrad", "Adagrad", lr_decay=0.01, initial_accumulator_value=0.1),
     _case("adagrad-decay", "Adagrad", weight_decay=0.1, warns=True),
-    _case("rowwise-adagrad", "RowWiseAdagrad", RowWiseAdagrad, lr_decay=0.01),
-    _case("rowwise-adagrad-decay", "RowWiseAdagrad", RowWiseAdagrad, weight_decay=0.1, warns=True),
+    _case("rowwise-adagrad", "RowWiseAdagrad", lr_decay=0.01),
+    _case("rowwise-adagrad-decay", "RowWiseAdagrad", weight_decay=0.1, warns=True),
     _case("adam", "Adam"),
     _case("adam-large-eps", "Adam", eps=0.1, betas=(0.8, 0.99)),
     _case("adam-maximize", "Adam", lr=0.01, maximize=True),
@@ -139,18 +111,18 @@ CASES = [
     _case("amsgrad", "Adam", amsgrad=True),
     _case("adamw", "AdamW", weight_decay=0.1),
     _case("adamw-amsgrad", "AdamW", weight_decay=0.1, amsgrad=True),
-    _case("partial-rowwise-adam", "PartialRowWiseAdam", PartialRowWiseAdam),
-    _case("partial-rowwise-adam-decay", "PartialRowWiseAdam", PartialRowWiseAdam, weight_decay=0.1),
+    _case("partial-rowwise-adam", "PartialRowWiseAdam"),
+    _case("partial-rowwise-adam-decay", "PartialRowWiseAdam", weight_decay=0.1),
     _case("rmsprop", "RMSprop", lr=0.01),
     _case("rmsprop-centered", "RMSprop", centered=True, eps=1e-3, lr=0.01),
     _case("rmsprop-momentum", "RMSprop", momentum=0.9, lr=0.01),
     _case("rmsprop-centered-momentum", "RMSprop", momentum=0.9, centered=True, eps=1e-3, lr=0.01),
     _case("rmsprop-decay", "RMSprop", weight_decay=0.1, warns=True),
-    _case("ftrl", "Ftrl", Ftrl, lr=0.5),
-    _case("ftrl-penalties", "Ftrl", Ftrl, lr=0.5, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1, lr_power=-0.4),
+    _case("ftrl", "Ftrl", lr=0.5),
+    _case("ftrl-penalties", "Ftrl", lr=0.5, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1, lr_power=-0.4),
     _case("adadelta", "Adadelta", lr=1.0),
     _case("adadelta-decay", "Adadelta", lr=1.0, weight_decay=0.1, warns=True),
-    _case("lamb", "LAMB", Lamb, weight_decay=0.01),
+    _case("lamb", "LAMB", weight_decay=0.01),
 ]
 BY_NAME = {case.name: case for case in CASES}
 

@@ -97,6 +97,7 @@ def test_docstring_examples(name):
         torchsparse_rec.jagged,
         torchsparse_rec.initializers,
         torchsparse_rec.features,
+        torchsparse_rec.checkpoint,
         torchsparse_rec.data,
         torchsparse_rec.profiling,
         torchsparse_rec.distributed,

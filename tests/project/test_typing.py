@@ -12,10 +12,7 @@ from torchsparse_rec import typing
 WORDS = [
     ("GradMode", "nn.grad_mode", "GRAD_MODES", {None}),
     ("Pooling", "_reduction", "POOLING", set()),
-    ("Combiner", "ops.embedding_lookup", "_COMBINERS", set()),
-    ("Combiner", "nn.lookup_sparse", "_MODES", set()),
-    ("Combiner", "features._embedding", "COMBINERS", set()),
-    ("Combiner", "compat.tensorflow._embedding", "_COMBINERS", set()),
+    ("Combiner", "_reduction", "COMBINERS", set()),
     ("PartitionStrategy", "ops.embedding_lookup", "_STRATEGIES", set()),
     ("InitialKind", "ops.table_rows", "INITIAL_KINDS", set()),
     ("RowsFormat", "ops.quantized", "ROW_FORMATS", set()),

@@ -1,4 +1,4 @@
-"""Checkpoints of models whose tables are split over ranks: versions in a folder, which all ranks write and read."""
+"""Checkpoints of whole models: versions in a folder, which one process or all ranks of a job write and read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(
     on_phase: Callable[[str], None] | None = None,
 ) -> int:
     """
-    Write a model with tables over ranks, and its optimizer, as the next version in a folder; all ranks call it.
+    Write a model and its optimizer as the next version in a folder; where there are ranks, all call it.
 
     Each rank writes its parts of tables and of their optimizer states; the first rank also writes everything
     replicated. A final rename publishes the version: whenever a rank is killed, and whatever fails, earlier versions
@@ -56,9 +56,10 @@ def save(
 
     Args:
         folder: a folder only for these checkpoints, which all ranks see; it is made if it is missing.
-        module: the module that :func:`shard` was given, or another, also in a ``DistributedDataParallel``. Evict
-            options of variables are applied first.
+        module: a module of any class, with tables or without, also in a ``DistributedDataParallel``. Evict options of
+            variables are applied first.
         optimizer: an optimizer whose parameters all belong to the module, of :mod:`torchsparse_rec.optim` or of torch.
+            Default None: there is none to save.
         extra: the value that :func:`load` will return; the first rank's is saved. None, numbers, strings, tensors, and
             lists, tuples and mappings of them, such as the number of steps and the state of a random generator.
         delta: whether to write only the changes of tables that grow, on top of the version that this model has saved or
@@ -83,6 +84,7 @@ def save(
     Example:
         >>> import tempfile
         >>> from torchsparse_rec import nn, optim
+        >>> from torchsparse_rec.checkpoint import load, save
         >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
         >>> optimizer = optim.Adagrad(table.parameters(), lr=0.1)
         >>> save(folder, table, optimizer, extra={"step": 7})
@@ -228,7 +230,7 @@ def load(
     folder: str | os.PathLike[str], module: Module, optimizer: Optimizer | None = None, *, version: int | None = None
 ) -> Any:
     """
-    Load what :func:`save` has written into a model, in place; all ranks call it.
+    Load what :func:`save` has written into a model, in place; where there are ranks, all call it.
 
     Each rank reads the files that hold some of its parts, one by one. Everything that it reads is checked, with its
     checksum, before anything is changed; the whole manifest is checked too, also the optimizer's options and ``extra``.
@@ -258,6 +260,7 @@ def load(
     Example:
         >>> import tempfile
         >>> from torchsparse_rec import nn
+        >>> from torchsparse_rec.checkpoint import load, save
         >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
         >>> number = save(folder, table, extra={"step": 7})
         >>> load(folder, table)

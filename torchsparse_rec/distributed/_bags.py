@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._reduction import POOLING
+from .._reduction import SUM
 from ..nn.plan import Ids, Plan, counts_of
 from ._columns import Columns
 from ._ids import bad_id, reordered
@@ -18,7 +18,6 @@ from .exchange import Asked, LookUp, Place, Sizes
 
 __all__ = ["Bags", "Unit"]
 
-_SUM = POOLING["sum"]
 # The flags of a rank's bags: each has one id; all features have as many.
 _SINGLE, _EVEN = 1, 2
 
@@ -99,7 +98,7 @@ class Bags:
             tuple(whole.padding[table] for table in self.tables),
         )
         self._dims = self._own.columns()
-        self._single = self._own._replace(modes=(_SUM,) * len(own))
+        self._single = self._own._replace(modes=(SUM,) * len(own))
         self._counts_padding = pooled and any(padding >= 0 for padding in self._own.padding)
         # This rank looks up unit after unit, in each rank after rank: the batch of one process.
         self._order = [(rank, unit) for unit in range(len(own)) for rank in range(ranks)]

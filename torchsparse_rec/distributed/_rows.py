@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._reduction import POOLING
+from .._reduction import SUM
 from ..nn.plan import Ids, Plan, counts_of
 from ..ops.embedding_collection import lookup
 from ..ops.route import route
@@ -18,8 +18,6 @@ from ._ids import bad_id, reordered, taken, without
 from .exchange import Asked, LookUp, Place, Sizes
 
 __all__ = ["Rows"]
-
-_SUM = POOLING["sum"]
 
 
 class Rows:
@@ -84,7 +82,7 @@ class Rows:
         return Plan(
             tuple(self._segments[segment] for _, segment in order),
             tuple(rank * self.width + segment for rank, segment in order),
-            (_SUM,) * len(order),
+            (SUM,) * len(order),
             tuple(rows),
             self.part.dims,
             tuple(padding),
@@ -172,7 +170,7 @@ class Rows:
             weights,
             [0] * lookups,
             list(range(lookups)),
-            [_SUM] * lookups if ids.offsets is None else list(self.part.modes),
+            [SUM] * lookups if ids.offsets is None else list(self.part.modes),
             list(ids.bags),
             [-1],
             side_by_side,

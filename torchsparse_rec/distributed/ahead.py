@@ -67,7 +67,7 @@ class Ahead:
                         "prefetch: weights must not require a gradient, which only comes back in the step: look such "
                         "batches up without prefetch"
                     )
-                call, _ = shards.call_of(module, module._stored_weights(), self.request.ids)
+                call, _ = shards.call_of(module, module.stored_weights(), self.request.ids)
                 counts, details = self.request.counts, call.details
         except Exception as raised:
             error = raised
@@ -126,7 +126,7 @@ class Ahead:
                 f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for its results"
             )
         self._turns.looked_up += 1
-        ids, weights = self.request.ids, module._stored_weights()
+        ids, weights = self.request.ids, module.stored_weights()
         request = self.request._replace(ids=ids._replace(side_by_side=ids.side_by_side and not apart))
         call, trained = shards.call_of(module, weights, ids)
         shards.check(module, weights, trained)

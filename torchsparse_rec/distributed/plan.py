@@ -7,12 +7,9 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..typing import PlanName
-
-if TYPE_CHECKING:
-    from .cost import Use
 
 __all__ = [
     "Chosen",
@@ -22,6 +19,7 @@ __all__ = [
     "RowWise",
     "TablePlan",
     "TableWise",
+    "Use",
     "as_plan",
     "milliseconds",
 ]
@@ -177,6 +175,58 @@ def _checked(table: str, named: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 
 # ---- What was chosen -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Use:
+    """
+    A table and its use in a step.
+
+    Args:
+        name: the name of the table.
+        rows: the number of rows, V; None for a table that grows.
+        dim: the dimension of the rows, D.
+        element_bytes: the bytes of an element.
+        row_bytes: the bytes of a row with its optimizer's states.
+        ids: the number of ids of a rank's batch, all features together.
+        distinct: the number of distinct ids among these, from an example batch or :func:`expected_distinct`.
+        bags: the number of results of a rank's batch, all features together: as many as ids where nothing is pooled.
+        pooled: whether ids are pooled.
+        whole_rows: whether rows must not be cut into columns, because ``max_norm`` or the optimizer needs whole rows.
+        wire_bytes: the bytes of an element on the way; None: as in memory.
+
+    Example:
+        >>> Use("users", rows=1000, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=612, bags=4096).bytes()
+        128000
+    """
+
+    name: str
+    rows: int | None
+    dim: int
+    element_bytes: int
+    row_bytes: int
+    ids: float
+    distinct: float
+    bags: float
+    pooled: bool = True
+    whole_rows: bool = False
+    wire_bytes: int | None = None
+
+    def bytes(self) -> int:
+        """Return how many bytes the whole table takes with its states; 0 for a table that grows."""
+        return (self.rows or 0) * self.row_bytes
+
+    def width(self) -> int:
+        """Return the bytes of a row without states."""
+        return self.dim * self.element_bytes
+
+    def width_on_the_way(self) -> int:
+        """Return the bytes of a row, or a result, on the way."""
+        return self.dim * (self.element_bytes if self.wire_bytes is None else self.wire_bytes)
+
+    def distinct_of_all(self, ranks: int) -> float:
+        """Return how many different ids all ranks' batches have, at most."""
+        return ranks * self.distinct if self.rows is None else min(ranks * self.distinct, self.rows)
 
 
 @dataclass(frozen=True)

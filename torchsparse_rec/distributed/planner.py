@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from .cost import Option, Use, expected_distinct, option
+from .cost import Option, expected_distinct, option
 from .machine import Machine
-from .plan import Chosen, ColumnWise, Planned, Replicated, RowWise, TablePlan, TableWise, as_plan, milliseconds
+from .plan import Chosen, ColumnWise, Planned, Replicated, RowWise, TablePlan, TableWise, Use, as_plan, milliseconds
 
 __all__ = ["Chosen", "Planned", "Use", "choose", "expected_distinct"]
 

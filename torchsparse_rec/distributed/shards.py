@@ -144,14 +144,14 @@ class Shards:
         Return this rank's request to the others in a call of the module.
 
         Args:
-            module: the module that owns the tables. Its ``_inputs`` returns what a call looks up.
+            module: the module that owns the tables. Its ``inputs_of`` returns what a call looks up.
             given: the arguments of the call.
-            how: the options of ``_inputs``.
+            how: the options of ``inputs_of``.
 
         Raises:
             Errors of the arguments, ids, offsets and weights.
         """
-        x, places, ids = module._inputs(*given, **how)
+        x, places, ids = module.inputs_of(*given, **how)
         if ids.per_sample_weights is not None:
             ids = ids._replace(per_sample_weights=scale_gradient(ids.per_sample_weights, 1 / self._at_once))
         check_ids(ids, places, self._features)
@@ -221,7 +221,7 @@ class Shards:
                 table = self.tables[k]
                 check_columns(table.name, self.plans[k], weights[k], table.child.max_norm)
             if module.training and trained:
-                module._check_fused()
+                module.check_fused()
 
     def look_up(self, module: Any, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
         """
@@ -233,14 +233,14 @@ class Shards:
             how: the argument of :meth:`request`.
 
         Returns:
-            The call's input and its ids, as ``_inputs`` gives them, and the results, as on one process.
+            The call's input and its ids, as ``inputs_of`` gives them, and the results, as on one process.
 
         Raises:
             Errors of the arguments, ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
         """
         self.refuse_export()
         try:
-            request, weights = self.request(module, *given, **how), module._stored_weights()
+            request, weights = self.request(module, *given, **how), module.stored_weights()
             call, trained = self.call_of(module, weights, request.ids)
             self.check(module, weights, trained)
         except Exception as error:
@@ -275,7 +275,7 @@ class Shards:
         ranks, result, failed, open_before = self.ranks, None, None, self.ranks.open
         with ranks:
             try:
-                result = self._exchanged(call, request, came, trained, module._look_up_tables, got)
+                result = self._exchanged(call, request, came, trained, module.look_up_tables, got)
             except _Failed as error:  # all ranks know of it, and none waits for another
                 failed = error
         if failed is not None:

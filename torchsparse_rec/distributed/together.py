@@ -124,19 +124,22 @@ class _Together:
         parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
 
-    def _stored_weights(self) -> list[Parameter]:
+    def lookup_plan(self) -> tuple[Plan, list[str]]:
+        return self._whole, self._features
+
+    def stored_weights(self) -> list[Parameter]:
         return [module.stored_weight() for module in self._modules]
 
-    def _inputs(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
+    def inputs_of(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
         ids, _ = ids_of(indices, sp_weights)
         return None, range(len(ids.bags)), ids
 
-    def _check_fused(self) -> None:
+    def check_fused(self) -> None:
         for owner in self._tables.owners:
             if isinstance(owner, GradModeMixin):
-                owner._check_fused()
+                owner.check_fused()
 
-    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
         with as_stored():
             found = self._tables.look_up(plan, tables, ids, counts_of(ids), occurrences)
         return torch.cat([each.reshape(-1) for each in found])

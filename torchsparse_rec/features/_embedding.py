@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from .._reduction import COMBINERS
 from ..typing import Combiner
 from ._base import CategoricalColumn, Column, check_count, check_key
 from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn, check_categorical
@@ -15,7 +16,6 @@ from ._functions import as_initializer
 from ._plain import make_fields_plain, set_field
 
 Initializer = Callable[[Tensor], Any]
-COMBINERS = ("mean", "sum", "sqrtn")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -194,7 +194,7 @@ def _check_table(column: Any, function: str) -> None:
     name = column.categorical_column.name
     set_field(column, "dimension", check_count("dimension", column.dimension, 1, name))
     if column.combiner not in COMBINERS:
-        raise ValueError(f"{function} {name!r}: combiner must be one of {COMBINERS}, got {column.combiner!r}")
+        raise ValueError(f"{function} {name!r}: combiner must be one of {tuple(COMBINERS)}, got {column.combiner!r}")
     if column.max_norm is not None and not (isinstance(column.max_norm, (int, float)) and column.max_norm > 0):
         raise ValueError(f"{function} {name!r}: max_norm must be above 0, got {column.max_norm!r}")
     set_field(column, "initializer", as_initializer(column.initializer, column.dimension))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .._reduction import COMBINERS
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
 from ..typing import Combiner
 from ._adapt import adapted, from_state, to_state, with_leaves
 from ._base import CategoricalColumn, Column, DenseColumn, column_from_config
-from ._embedding import COMBINERS
 from ._evaluate import Evaluation
 from ._groups import Group, evaluate_groups, groups_of
 from ._ids import Assembler
@@ -24,7 +24,7 @@ from .inputs import Batch
 
 __all__ = ["FeatureTransform", "Features"]
 
-_POOL = {"sum": ops.segment_sum, "mean": ops.segment_mean, "sqrtn": ops.segment_sqrt_n}
+_POOL = dict(zip(COMBINERS, (ops.segment_sum, ops.segment_mean, ops.segment_sqrt_n), strict=True))
 
 
 class Features(NamedTuple):
@@ -134,7 +134,8 @@ class FeatureTransform(torch.nn.Module):
         if not self.columns and not self.linear_columns:
             raise ValueError("FeatureTransform: columns must hold at least one column, got none")
         if linear_combiner not in COMBINERS:
-            raise ValueError(f"FeatureTransform: linear_combiner must be one of {COMBINERS}, got {linear_combiner!r}")
+            known = tuple(COMBINERS)
+            raise ValueError(f"FeatureTransform: linear_combiner must be one of {known}, got {linear_combiner!r}")
         self.linear_combiner = linear_combiner
         self.drop_missing = drop_missing
         # Its device is the module's, whatever columns there are.

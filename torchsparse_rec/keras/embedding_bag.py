@@ -7,12 +7,11 @@ from typing import Any
 import keras
 
 from .. import nn
+from .._reduction import COMBINERS
 from ..typing import Combiner
 from ._tables import are_looked_up_by_us, ids_of, pooled, rows_module
 
 __all__ = ["EmbeddingBag"]
-
-COMBINERS = ("sum", "mean", "sqrtn")
 
 
 @keras.saving.register_keras_serializable(package="torchsparse_rec")

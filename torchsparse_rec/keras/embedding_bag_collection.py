@@ -10,8 +10,8 @@ import keras
 import torch
 
 from .. import nn
+from .._reduction import COMBINERS
 from ._tables import are_looked_up_by_us, ids_of, pooled, rows_module
-from .embedding_bag import COMBINERS
 
 __all__ = ["EmbeddingBagCollection"]
 

@@ -39,6 +39,7 @@ from .._torch_modules import gradient_hooks, is_in_ddp
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
+from ..tables.optimizer import TableOptimizer
 from ..tables.table import (
     SECOND_BACKWARD,
     Gradient,
@@ -101,7 +102,7 @@ class FusedLookups:
     def tables(self) -> TableSet:
         """Return the tables in their stored form."""
         module, known = self._module(), self._tables
-        weights = None if module is None else module._stored_weights()
+        weights = None if module is None else module.stored_weights()
         if weights is not None and len(weights) != len(self._numbers):
             weights = [weights[k] for k in self._numbers]
         if known is not None and (weights is None or all(map(is_, known.weights, weights))):
@@ -151,7 +152,7 @@ class FusedLookups:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (Table.changes, tables, wanted):
-            found: dict[int, tuple[weakref.ref[RowOptimizer] | None, list[Tensor]]] = {}
+            found: dict[int, tuple[weakref.ref[TableOptimizer] | None, list[Tensor]]] = {}
             for table, weight, want in zip(tables.tables, tables.weights, wanted, strict=True):
                 if want:
                     reference = table.optimizer_reference
@@ -160,7 +161,7 @@ class FusedLookups:
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
-            if optimizer is None or not optimizer.in_backward:
+            if not isinstance(optimizer, RowOptimizer) or not optimizer.in_backward:
                 got = "none" if optimizer is None else f"{type(optimizer).__name__} without it"
                 raise RuntimeError(_NO_OPTIMIZER.format(got))
             result.append((optimizer, weights))

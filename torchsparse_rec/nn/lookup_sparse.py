@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .. import _reduction
+from .._reduction import COMBINERS
 from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
 from ..tables.part import Part
 from ..tables.table import table_if_any
+from ..typing import Combiner
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
 from ._refusals import growing_untraced
@@ -26,8 +27,6 @@ from .gradients import coalesced_mark
 from .plan import Ids, Plan
 
 __all__ = ["SparseTables", "check_lengths", "checked", "ids_of", "lookup_sparse", "part_of", "weight_of"]
-
-_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN}
 
 
 def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = None) -> Any:
@@ -145,10 +144,10 @@ class SparseTables:
         combiners: the argument of the function.
     """
 
-    def __init__(self, params: Sequence[Any], combiners: Sequence[str]) -> None:
+    def __init__(self, params: Sequence[Any], combiners: Sequence[Combiner]) -> None:
         for k, combiner in enumerate(combiners):
-            if combiner not in _MODES:
-                known = ", ".join(map(repr, _MODES))
+            if combiner not in COMBINERS:
+                known = ", ".join(map(repr, COMBINERS))
                 raise ValueError(f"lookup_sparse: combiners[{k}] must be one of {known}, got {combiner!r}")
         self.owners: list[Any] = []  # the module or parameter given for each table
         tables = []
@@ -162,7 +161,7 @@ class SparseTables:
         self.plan = Plan(
             tuple(tables),
             tuple(range(len(tables))),
-            tuple(_MODES[combiner] for combiner in combiners),
+            tuple(COMBINERS[combiner] for combiner in combiners),
             tuple(weight.shape[0] for weight in stored),
             tuple(weight.shape[1] for weight in stored),
             tuple(_padding_of(owner) for owner in self.owners),

@@ -295,7 +295,7 @@ class _QuantizedCollection(Collection):
                 raise IndexError(f"{where}: {error}") from None
         return torch.cat(results, 1) if ids.side_by_side else torch.cat([x.reshape(-1) for x in results])
 
-    def _stored_weights(self) -> list[Parameter]:
+    def stored_weights(self) -> list[Parameter]:
         return []
 
     @property

@@ -23,7 +23,6 @@ from .segment import segment_sum
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 
 _ops = torch.ops.torchsparse_rec
-_COMBINERS = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN}
 _STRATEGIES = {"mod": 0, "div": 1}
 _NO_PADDING = -1
 _NO_CLIP = -1.0
@@ -226,7 +225,7 @@ def safe_embedding_lookup_sparse(
         weights,
         num_rows,
         total,
-        weights is not None and mode != _reduction.SUM,
+        weights is not None and _reduction.is_divided(mode),
         default_id,
         weights is not None and weights.requires_grad,
     )
@@ -269,9 +268,9 @@ def _as_matrix(shard: Tensor, sparse: bool) -> Tensor:
 
 
 def _mode(combiner: str) -> int:
-    if combiner not in _COMBINERS:
-        raise ValueError(f"combiner must be one of {', '.join(map(repr, _COMBINERS))}, got {combiner!r}")
-    return _COMBINERS[combiner]
+    if combiner not in _reduction.COMBINERS:
+        raise ValueError(f"combiner must be one of {', '.join(map(repr, _reduction.COMBINERS))}, got {combiner!r}")
+    return _reduction.COMBINERS[combiner]
 
 
 def _clip(max_norm: float | None) -> float:
@@ -332,7 +331,7 @@ def _pool_with_nan(rows: Tensor, offsets: Tensor, weights: Tensor, mode: int) ->
     wide = torch.float32 if rows.dtype in _HALVES else rows.dtype
     weights = weights.to(wide)
     total = segment_sum(rows.to(wide) * weights.unsqueeze(1), offsets=offsets)
-    if mode != _reduction.SUM:
+    if _reduction.is_divided(mode):
         summed = segment_sum(weights if mode == _reduction.MEAN else weights * weights, offsets=offsets)
         none = (summed == 0).unsqueeze(1)
         divisor = summed.unsqueeze(1).masked_fill(none, 1)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from .. import _reduction
-from ..typing import Pooling
 from ._offsets import check_not_empty
 from ._sparse_segment_kernels import gradient, gradient_v2, reduce_segments
 from .embedding import embedding_bag
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 _ops = torch.ops.torchsparse_rec
-_MODE_NAMES: dict[int, Pooling] = {_reduction.SUM: "sum", _reduction.MEAN: "mean", _reduction.SQRTN: "sqrtn"}
+_MODE_NAMES = {number: word for word, number in _reduction.COMBINERS.items()}
 
 
 # ---- Forward --------------------------------------------------------------------------------------------------------

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.table import table_if_any
 from ._in_backward import InBackward, already_written
+from ._rule import Rule
 
-__all__ = ["Groups", "Rule"]
-
-
-class Rule(NamedTuple):
-    """A parameter group's hyperparameters, as the operators take them."""
-
-    name: str
-    hyperparameters: list[float]
-    states: tuple[str, ...]
-    # False if the history cannot hold this step's effect on rows without gradient: with lr * weight_decay of 1 or more.
-    regular: bool = True
+__all__ = ["Groups"]
 
 
 class Groups(InBackward):

@@ -15,7 +15,7 @@ from ._checkpoints import Checkpoints
 if TYPE_CHECKING:
     from ..tables.clock import Clock
     from ..tables.gradients import StepGroup
-    from .row_optimizer import Rule
+    from ._rule import Rule
 
 __all__ = ["InBackward", "already_written"]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from operator import is_
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..tables.clock import Clock, ClockKind
 from ..tables.gradients import StepGroup
 from ..tables.table import Table, accumulator_dtype, flat, growing_among, has_whole_rows
-
-if TYPE_CHECKING:
-    from .row_optimizer import RowOptimizer, Rule
+from ._groups import Groups
+from ._rule import Rule
 
 __all__ = ["LEAST_WHOLE_ROWS", "Together", "WHOLE"]
 
@@ -64,7 +62,7 @@ class Together:
         tables: the tables among those that a parameter group lists, by their clocks.
     """
 
-    def __init__(self, given: list[Tensor], optimizer: RowOptimizer, tables: list[tuple[Clock, list[Table]]]) -> None:
+    def __init__(self, given: list[Tensor], optimizer: Groups, tables: list[tuple[Clock, list[Table]]]) -> None:
         self.given, self.tables = given, tables
         self.listed = [table.parameter for _, its in tables for table in its]
         self.grows = bool(growing_among(self.listed))
@@ -76,7 +74,7 @@ class Together:
         self._places = [(parameter.dtype, parameter.device) for parameter in given]
         self._lists: dict[int, Lists] = {}
 
-    def is_of(self, given: list[Tensor], optimizer: RowOptimizer) -> bool:
+    def is_of(self, given: list[Tensor], optimizer: Groups) -> bool:
         """Say whether these are the same parameters, in the same groups, and no state has been replaced or moved."""
         # One call for each step of each small table: a loop costs less here than a generator.
         now, states = optimizer.param_groups, optimizer.__dict__["state"]

@@ -20,7 +20,7 @@ from ._in_backward import already_written
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from .row_optimizer import RowOptimizer
+    from ..tables.optimizer import TableOptimizer
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
@@ -145,7 +145,7 @@ def _norm_over_ranks(
     return total.to(reduce(torch.promote_types, {p.dtype for p in parameters}, torch.float32))
 
 
-def _optimizers(parameters: list[Tensor]) -> set[RowOptimizer]:
+def _optimizers(parameters: list[Tensor]) -> set[TableOptimizer]:
     tables = [table for parameter in parameters if (table := table_if_any(parameter)) is not None]
     return {optimizer for table in tables if (optimizer := table.optimizer) is not None}
 

@@ -29,7 +29,8 @@ from ..tables.table import (
     writing,
 )
 from ._checkpoints import check_options as check_options
-from ._groups import Groups, Rule
+from ._groups import Groups
+from ._rule import Rule
 from ._together import Together
 
 __all__ = ["Rule", "RowOptimizer"]
@@ -53,7 +54,7 @@ class RowOptimizer(Groups):
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
-    def _initial(self, name: str) -> float:
+    def initial_value(self, name: str) -> float:
         """Return the value that a new state is filled with."""
         return 0.0
 
@@ -358,7 +359,7 @@ class RowOptimizer(Groups):
 
     def new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         shape = parameter.shape[:1] if name in self.per_row else parameter.shape
-        return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
+        return torch.full(shape, self.initial_value(name), dtype=dtype, device=parameter.device)
 
     def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:
         """Return how the group's next step, by this rule, treats its tables."""

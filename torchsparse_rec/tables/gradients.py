@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from .._torch import count_writes
 from ..ops import row_optimizer as row_optimizer  # registers the operator
 from .clock import Clock
 from .table import Gradient, accumulator_dtype, table_of, writable
-
-if TYPE_CHECKING:
-    from ..optim.row_optimizer import Rule
 
 __all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
 
@@ -34,7 +31,7 @@ class StepGroup:
     """Whether some of the tables grow."""
     options: dict[str, Any]
     """The parameter group."""
-    source: Rule
+    source: object
     """The rule of the parameter group, from which ``rule`` and ``hyperparameters`` are."""
     rule: int
     hyperparameters: list[float]

@@ -20,9 +20,9 @@ from torch import Tensor
 from .._torch import as_stored, grad_of, see_swapped
 
 if TYPE_CHECKING:
-    from ..optim.row_optimizer import RowOptimizer
     from .clock import Clock
     from .growing import Places
+    from .optimizer import TableOptimizer
     from .part import Part
 
 __all__ = [
@@ -63,12 +63,12 @@ _tables: dict[int, Table] = {}
 collecting: dict[int, weakref.ref[Table]] = {}
 
 # The optimizers that exist, in the order of their making: a table made after its optimizer finds the optimizer here.
-_optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
+_optimizers: weakref.WeakKeyDictionary[TableOptimizer, None] = weakref.WeakKeyDictionary()
 
 _NONE = {None}
 
 
-def announce(optimizer: RowOptimizer) -> None:
+def announce(optimizer: TableOptimizer) -> None:
     """Make an optimizer known to the tables of its parameters: to tables that have none yet, and to later ones."""
     _optimizers[optimizer] = None
     for group in optimizer.param_groups:
@@ -140,7 +140,7 @@ class Rows:
 
     __slots__ = ("optimizer", "state", "states", "last_step", "clock", "current", "seed", "place")
 
-    def __init__(self, optimizer: RowOptimizer, state: dict, clock: Clock, place: tuple, seed: int) -> None:
+    def __init__(self, optimizer: TableOptimizer, state: dict, clock: Clock, place: tuple, seed: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.state = state  # the optimizer's own, as state_dict() has it
         self.states: list[Tensor] = []  # the tensors of state, [V, D] or [V], as the operators take them
@@ -181,7 +181,7 @@ class Table:
         self._growing: weakref.ref[Growing] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
         self._rows: Rows | None = None
-        self._optimizer: weakref.ref[RowOptimizer] | None = None
+        self._optimizer: weakref.ref[TableOptimizer] | None = None
         for optimizer in list(_optimizers):
             if optimizer.holds(parameter):
                 self.optimizer = optimizer
@@ -199,17 +199,17 @@ class Table:
         return self.parameter.shape[0]
 
     @property
-    def optimizer(self) -> RowOptimizer | None:
+    def optimizer(self) -> TableOptimizer | None:
         """The optimizer that holds the parameter, if it is one of this package and still exists."""
         return self._optimizer() if self._optimizer is not None else None
 
     @optimizer.setter
-    def optimizer(self, optimizer: RowOptimizer) -> None:
+    def optimizer(self, optimizer: TableOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
         note_change()
 
     @property
-    def optimizer_reference(self) -> weakref.ref[RowOptimizer] | None:
+    def optimizer_reference(self) -> weakref.ref[TableOptimizer] | None:
         """A weak reference to :attr:`optimizer`."""
         return self._optimizer
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from .keys import KeyRows
+from torch import Tensor
 
 __all__ = ["Known", "late_keys", "short_of_room"]
 
@@ -27,10 +25,24 @@ class Known:
         self.coming: _Coming | None = None
 
 
+class Counted(Protocol):
+    """A table that grows, as far as its counters go: :class:`~.keys.KeyRows`."""
+
+    counters: Tensor
+    entries: Tensor
+    free_rows: Tensor
+    reserved: int
+    known: Known
+    _failed_before: int
+
+    def spread(self) -> None:
+        """Make room where keys crowd."""
+
+
 class _Coming:
     """The counters of some tables, on their way from a CUDA device: an asynchronous copy."""
 
-    def __init__(self, tables: Sequence[KeyRows]) -> None:
+    def __init__(self, tables: Sequence[Counted]) -> None:
         # Not kept alive: each of them keeps this.
         self._tables, device = [weakref.ref(keys) for keys in tables], tables[0].counters.device
         # Pinned memory, as torch gives to what does not block.
@@ -57,7 +69,7 @@ class _Coming:
                 keys.spread()
 
 
-def short_of_room(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
+def short_of_room(tables: Sequence[Counted], sizes: Sequence[int]) -> list[int]:
     """Return which tables must look for room before an insertion of so many keys each."""
     if not tables[0].counters.is_cuda:
         return [k for k, keys in enumerate(tables) if keys.known.used <= keys.reserved]
@@ -67,7 +79,7 @@ def short_of_room(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
     return [k for k, keys in enumerate(tables) if keys.known.room < sizes[k]]
 
 
-def late_keys(tables: Sequence[KeyRows], sizes: Sequence[int]) -> list[int]:
+def late_keys(tables: Sequence[Counted], sizes: Sequence[int]) -> list[int]:
     """Take note of an insertion, and return which tables had keys that found no room; none on CUDA: it would wait."""
     if not tables[0].counters.is_cuda:
         late = []

@@ -49,7 +49,8 @@ class OptimizerRows:
     @property
     def optimizer(self) -> RowOptimizer | None:
         """The optimizer of ``torchsparse_rec.optim`` that holds the table, if there is one."""
-        return self.table.optimizer
+        optimizer = self.table.optimizer
+        return optimizer if isinstance(optimizer, RowOptimizer) else None
 
     def _state(self) -> dict[str, Any]:
         if self.table.rows is not None:
@@ -66,7 +67,7 @@ class OptimizerRows:
         """Return the states of the table, which have ``rows`` rows, by default as many as the weight."""
         optimizer, rows = self.optimizer, self.weight.shape[0] if rows is None else rows
         return [
-            Column(name, values, 0.0 if optimizer is None else optimizer._initial(name))
+            Column(name, values, 0.0 if optimizer is None else optimizer.initial_value(name))
             for name, values in sorted(self._state().items())
             if isinstance(values, Tensor) and values.dim() >= 1 and values.shape[0] == rows
         ]
