@@ -33,8 +33,8 @@ class GrowingRows(NamedTuple):
     versions: Found | None
     states: dict[str, tuple[Found, Found | None, float]]
     """
-    By the name of a state of ``optim``: its values, their keys, and by what the values are multiplied. Keys of None:
-    those of the rows, in their order.
+    The values, their keys, and the values' factor, by the name of a state of ``optim``. Keys of None: the rows' keys,
+    in their order.
     """
 
     @staticmethod

@@ -69,11 +69,11 @@ class Slots(NamedTuple):
     """A file's content of the optimizer's state of a table."""
 
     states: dict[str, tuple[Found, float]]
-    """By the name of the state: the slot, and by what it is multiplied."""
+    """The slot and its factor, by the name of the state."""
     steps: int | None
-    """How many steps have been taken; None: the file does not say."""
+    """The number of steps that have been taken; None: the file does not contain it."""
     are_keras: bool = False
-    """Whether they are of an optimizer of Keras, some of which have other rules than those of ``tf.compat.v1``."""
+    """Whether they are of an optimizer of Keras: some have other rules than in ``tf.compat.v1``."""
 
 
 def _known(optimizer: RowOptimizer, group: dict[str, Any]) -> tuple[str, tuple[_Slot, ...]]:

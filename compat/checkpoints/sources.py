@@ -89,7 +89,7 @@ class Source(NamedTuple):
     tensors: dict[str, Found]
     """By name, without the suffix of object-based checkpoints, and with partitions joined."""
     full_names: dict[str, str]
-    """What Keras or TensorFlow calls the variables, where the file says it beside its own names."""
+    """Keras's or TensorFlow's names of the variables, where the file has them beside its own names."""
     is_h5: bool
     has_objects: bool
     """Whether it is an object-based checkpoint."""

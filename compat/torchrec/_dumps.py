@@ -34,8 +34,8 @@ class Dump(NamedTuple):
     name: str
     rows: Callable[[int, RowOptimizer | None], tuple[list[GrowingRows], int | None]]
     """
-    Takes the width of rows, and the optimizer whose states are wanted, if any; returns the rows of each part, and how
-    many steps have been taken, if the files say it.
+    Takes the width of rows, and the optimizer whose states are wanted, if any. Returns the rows of each part, and the
+    number of steps that have been taken, if the files have it.
     """
 
 
@@ -125,7 +125,7 @@ def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Call
             if not isinstance(kind, str) or kind not in _DYNAMICEMB:
                 raise ValueError(
                     f"{path} must say opt_type, one of {', '.join(_DYNAMICEMB)}, where an optimizer is to take over "
-                    f"states, got {kind if path.exists() else 'no such file'}: without optimizer rows are loaded alone"
+                    f"states, got {kind if path.exists() else 'no such file'}: without optimizer only rows are loaded"
                 )
             kinds, states = _DYNAMICEMB[kind]
             if not isinstance(optimizer, kinds):

@@ -23,7 +23,7 @@ class Source(NamedTuple):
     variables: dict[str, Found]
     """By name: all tensors but states."""
     states: dict[str, dict[str, Found]]
-    """Of each variable by its name: see :func:`states_by_variable`."""
+    """The states of each variable by its name: see :func:`states_by_variable`."""
     dumps: dict[str, Dump]
     """Tables that grow by name."""
 

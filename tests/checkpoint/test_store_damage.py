@@ -145,7 +145,7 @@ def test_a_version_of_another_checkpoint_is_no_base(tmp_path):
     refused(store, manifest, "is not the one on top of which version 2 was written")
     assert len(list(store.open(1))) == 2
     shutil.copytree(tmp_path / "b" / "000001", tmp_path / "a" / "000004")
-    refused(store, tmp_path / "a" / "000004" / "manifest.json", "is the manifest of version 1, expected that of 4")
+    refused(store, tmp_path / "a" / "000004" / "manifest.json", "is the manifest of version 1, expected 4")
 
 
 # ---- Manifests with the right checksum ------------------------------------------------------------------------------

@@ -183,9 +183,9 @@ def test_constraints_are_kept(allowed: str) -> None:
         (
             {"t": ColumnWise([0, 1])},
             {},
-            r"table 't' must not be ColumnWise\(ranks=\(0, 1\)\): .* takes each row as a whole",
+            r"table 't' must not be ColumnWise\(ranks=\(0, 1\)\): .* needs whole rows",
         ),
-        ({}, {"t": ["column_wise"]}, "takes each row as a whole"),
+        ({}, {"t": ["column_wise"]}, "needs whole rows"),
         (
             {"grows": Replicated()},
             {},

@@ -232,7 +232,7 @@ def without_empty(case: Case, device: str) -> list[str]:
 def test_batches_that_end_early_without_an_empty_one(two, device: str) -> None:
     for said in two.run(without_empty, Case(grad_mode="sparse"), device):
         assert said[:2] == ["", ""] and len(said) == 3
-        assert re.match("prefetch: the batches of rank 0 have ended before those of rank 1: give `empty`", said[2])
+        assert re.match("prefetch: the batches of rank 0 have ended before rank 1's: give `empty`", said[2])
 
 
 def trained_weights(case: Case, device: str) -> None:

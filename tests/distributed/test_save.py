@@ -338,7 +338,7 @@ def test_states_that_are_not_of_rows_are_refused(tmp_path) -> None:
     ):
         distributed.save(tmp_path, table, optimizer)
     other = torch.optim.SGD([*table.parameters(), torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    with pytest.raises(ValueError, match="must hold parameters of the module alone, got another, number 1"):
+    with pytest.raises(ValueError, match="must hold only parameters of the module, got another, number 1"):
         distributed.save(tmp_path, table, other)
 
 

@@ -24,8 +24,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 OF_KERAS = (ROOT / "docs/keras.md", "torchsparse_rec.keras")
 # How an entry of Args: begins that is a clause about the argument and leaves out what the argument is.
 NO_NOUN = re.compile(
-    r" {4}[\w, *]+: (of|that|as|by|to|for|whose|which|what|in|from|with|where|when|is|are|likewise|see|at|on|over|if|"
-    r"than|given|made|called|after|before|also|let|default)\b",
+    r" {4}[\w*][\w, *]*: (of|that|as|by|to|for|whose|which|what|in|from|with|where|when|is|are|likewise|see|at|on|over|"
+    r"if|than|given|made|called|after|before|also|let|default)\b",
     re.IGNORECASE,
 )
 

@@ -67,7 +67,7 @@ def test_more_rows_are_inserted_than_a_capacity_holds(tiers: bool, tmp_path: Pat
     storage = on_disk(tmp_path) if tiers else StorageOption()
     table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=LRUEvict(20), storage_option=storage))
     table.insert(torch.arange(20), torch.ones(20, 2))
-    text = "a capacity of 20 rows must hold the ids of one step, of which 1 have no room"
+    text = "a capacity of 20 rows must hold the ids of one step, but 1 have no room"
     with pytest.raises(RuntimeError, match=text):
         table.insert(torch.arange(10, 31), torch.zeros(21, 2))
     assert _rows(table).keys() == set(range(20))

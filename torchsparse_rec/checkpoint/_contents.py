@@ -296,7 +296,7 @@ class Contents:
             unknown = [k for k, parameter in enumerate(group["params"]) if id(parameter) not in self.names]
             if unknown:
                 raise ValueError(
-                    "the optimizer must hold parameters of the module alone, got another, number "
+                    "the optimizer must hold only parameters of the module, got another, number "
                     f"{unknown[0]} of a group"
                 )
             result.append([self.names[id(parameter)] for parameter in group["params"]])

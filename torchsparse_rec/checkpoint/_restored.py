@@ -51,7 +51,7 @@ class Restored:
             raise self._error(str(error)) from None
         for key, its in metadata["variables"].items():
             if len(its["of_ranks"]) != metadata["ranks"] or its["of_ranks"].count(None) == metadata["ranks"]:
-                raise self._error(f"must have what {metadata['ranks']} ranks say of table {key!r}")
+                raise self._error(f"must have what {metadata['ranks']} ranks have of table {key!r}")
         self._growing: dict[Any, list[tuple[Path, Shard]]] = {}
         self._fixed: dict[tuple[Any, Any], list[tuple[Path, Shard]]] = {}
         self._rests: list[tuple[Path, Shard]] = []
@@ -177,7 +177,7 @@ class Restored:
         """Decode all values of the manifest, with the tensors of the shard ``rest``; all of these must be used."""
         if len(self._rests) != 1 or self._rests[0][1].name != "rest":
             names = [shard.name for _, shard in self._rests]
-            raise self._error(f"must have one shard 'rest' beside those of tables, got {names}")
+            raise self._error(f"must have one shard 'rest' beside the tables' shards, got {names}")
         metadata, saved = self.metadata, self.metadata["optimizer"] or {"groups": [], "dense": {}}
         ((path, shard),) = self._rests
         tensors = self._chain.read_shard(path, shard)
@@ -283,7 +283,7 @@ class Restored:
         for path, shard in shards:
             saved = of_ranks[shard.about["rank"]] if path == newest else {"states": []}
             if saved is None:
-                raise self._error(f"must have what rank {shard.about['rank']} says of table {key!r}")
+                raise self._error(f"must have what rank {shard.about['rank']} has of table {key!r}")
             tensors = self._chain.read_shard(path, shard)
             checks.check_shard(path / shard.file, shard.name, tensors, saved["states"])
             yield

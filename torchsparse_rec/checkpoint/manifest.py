@@ -179,7 +179,7 @@ def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is no manifest of a checkpoint: {error!r}") from error
     if manifest.number != number:
-        raise CheckpointError(path, f"is the manifest of version {manifest.number}, expected that of {number}")
+        raise CheckpointError(path, f"is the manifest of version {manifest.number}, expected {number}")
     return manifest, crc
 
 

@@ -64,7 +64,7 @@ class Ahead:
                 weights = self.request.ids.per_sample_weights
                 if weights is not None and weights.requires_grad:
                     raise ValueError(
-                        "prefetch: weights must not require a gradient, which comes back in the step alone: look such "
+                        "prefetch: weights must not require a gradient, which only comes back in the step: look such "
                         "batches up without prefetch"
                     )
                 call, _ = shards.call_of(module, module.stored_weights(), self.request.ids)

@@ -71,15 +71,15 @@ class Spread(NamedTuple):
     """How a table is spread over ranks."""
 
     ranks: slice | list[int]
-    """That have some of it; none where its one rank is not known yet."""
+    """The ranks that have some of it; none where its one rank is not known yet."""
     units: np.ndarray
-    """Of the table, int64, that each of them has."""
+    """The units of the table, int64, that each of them has."""
     shares: np.ndarray
-    """Of the owners' work, that each of them does."""
+    """The share of the owners' work that each of them does."""
     most: int
     """Units that one rank has."""
     largest: float
-    """Share of one rank; an even one where the rank is not known yet: other tables balance it."""
+    """The share of one rank; an even one where the rank is not known yet: other tables balance it."""
 
 
 @dataclass(frozen=True)

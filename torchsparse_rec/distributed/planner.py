@@ -82,8 +82,8 @@ def choose(
     if max(planned.bytes) > state.memory:
         over = planned.bytes.index(max(planned.bytes))
         raise ValueError(
-            f"shard: memory must hold the tables and their states, got {memory:,} bytes a rank, of which rank {over} "
-            f"would need {max(planned.bytes):,}:\n{planned}"
+            f"shard: memory must hold the tables and their states, got {memory:,} bytes a rank, but rank {over} would "
+            f"need {max(planned.bytes):,}:\n{planned}"
         )
     return planned
 
@@ -138,8 +138,8 @@ def _check(use: Use, plan: TablePlan) -> None:
         )
     if use.whole_rows and isinstance(plan, ColumnWise):
         raise ValueError(
-            f"shard: the plan of table {use.name!r} must not be {plan}: its max_norm or its optimizer takes each row "
-            "as a whole, of which each rank would have a part; use RowWise() or TableWise()"
+            f"shard: the plan of table {use.name!r} must not be {plan}: its max_norm or its optimizer needs whole "
+            "rows, and each rank would have only a part of them; use RowWise() or TableWise()"
         )
 
 

@@ -142,8 +142,8 @@ class _Prefetch(Generic[Batch]):
                 return None
             if ENDED_WITHOUT_EMPTY in statuses:
                 raise ValueError(
-                    f"prefetch: the batches of rank {statuses.index(ENDED_WITHOUT_EMPTY)} have ended before those of "
-                    f"rank {statuses.index(FINE)}: give `empty`, a batch without examples, which ranks take meanwhile"
+                    f"prefetch: the batches of rank {statuses.index(ENDED_WITHOUT_EMPTY)} have ended before "
+                    f"rank {statuses.index(FINE)}'s: give `empty`, a batch without examples, which ranks take meanwhile"
                 )
             ahead.send()
         except Exception as error:

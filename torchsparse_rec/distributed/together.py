@@ -56,7 +56,7 @@ def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_wei
             if module.shards.ranks is not first.ranks:
                 raise ValueError(
                     f"lookup_sparse: params[{k}] must have been split by the call of shard() that has split the "
-                    "others: look it up in a call of its own"
+                    "others: look it up in a separate call"
                 )
         key = tuple(map(id, params)), tuple(combiners)
         if key not in first.together:
@@ -75,7 +75,7 @@ def _module_of(given: Any, k: int) -> Any:
     if part is None:
         raise ValueError(
             f"lookup_sparse: params[{k}] must be split over ranks, as others of params are, got a whole table: look it "
-            "up in a call of its own"
+            "up in a separate call"
         )
     module = _modules.get(id(weight_of(given)))
     if module is None or isinstance(module, Collection):
@@ -86,7 +86,7 @@ def _module_of(given: Any, k: int) -> Any:
     if isinstance(given, Tensor) and isinstance(module, EmbeddingVariable):
         raise ValueError(
             f"lookup_sparse: params[{k}] must be the EmbeddingVariable {part.name!r} itself, whose keys all ranks "
-            "know, got its weight, whose rows have numbers on this rank alone"
+            "know, got its weight, whose row numbers only hold on this rank"
         )
     return module
 

@@ -40,7 +40,7 @@ class StepGroup:
     maximize: bool
     rounding_seeds: list[int]
     whole: list[int]
-    """Of each table: it is stepped whole if it has at most so many times the rows that have a gradient."""
+    """A number for each table: it is stepped whole if it has at most so many times the rows that have a gradient."""
     all_rows: bool
     """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
     clock: Clock

@@ -69,9 +69,10 @@ class Part(NamedTuple):
     name: str
     """The table's name, for errors."""
     has: Callable[[Tensor], Tensor] | None = None
-    """Says which of some keys, ``[N]``, this rank has, ``[N]`` bool; None: the table does not grow."""
+    """A function that returns which of some keys, ``[N]``, this rank has, ``[N]`` bool; None: the table does not
+    grow."""
     look_up: Callable[[Sequence[Any], Any, Any, Any], list[Tensor]] | None = None
-    """Does what ``nn.lookup_sparse`` is asked for, where this is among the tables; None: nothing does."""
+    """The implementation of ``nn.lookup_sparse`` where this is among the tables; None: there is none."""
     splits_rows: bool = True
     """Whether a rank may have some of the rows and not others."""
     splits_columns: bool = False

@@ -43,7 +43,7 @@ class ScratchFile:
         self._descriptor = take_lock(self._folder / ROWS, self._busy)
 
     def _busy(self, holder: str) -> str:
-        return f"{self._owner}: path is in use by process {holder}; each tier needs a folder of its own"
+        return f"{self._owner}: path is in use by process {holder}; each tier needs its own folder"
 
     def grow(self, begin: int, end: int) -> Tensor:
         """

@@ -91,7 +91,7 @@ def check_whole(weight: Tensor, method: str, instead: str) -> None:
     part = split_part(weight)
     if part is not None:
         raise RuntimeError(
-            f"{method}: table {part.name!r} is split over ranks, of which this one has its own keys alone: call "
+            f"{method}: table {part.name!r} is split over ranks, and this one has only its own keys: call "
             f"{instead}, on all ranks"
         )
 

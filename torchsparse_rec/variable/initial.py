@@ -61,8 +61,8 @@ class InitialRows(torch.nn.Module):
                 made = chosen(values)
             if isinstance(made, Tensor) and made is not values:
                 raise ValueError(
-                    "EmbeddingVariable: initializer must fill the tensor that it is given in place, as those of "
-                    "torch.nn.init do, got one that returns another tensor"
+                    "EmbeddingVariable: initializer must fill the tensor that it is given in place, as in "
+                    "torch.nn.init, got one that returns another tensor"
                 )
         elif isinstance(chosen, (Tensor, list, tuple)) or hasattr(chosen, "__array__"):
             values = torch.as_tensor(chosen, dtype=dtype).detach()

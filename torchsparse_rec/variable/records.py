@@ -77,7 +77,7 @@ class Records(NamedTuple):
 
     part: Part
     steps: Tensor
-    """As of which optimizer step each row is up to date, int64; BEFORE_HISTORY: at the beginning of the history."""
+    """The optimizer step up to which each row is up to date, int64; BEFORE_HISTORY: the beginning of the history."""
 
 
 class Layout(NamedTuple):

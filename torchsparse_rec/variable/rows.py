@@ -182,7 +182,7 @@ class TableRows:
         if order.rows < wanted:
             raise RuntimeError(
                 f"EmbeddingVariable {self.store.name!r}: a capacity of {capacity} rows must hold the ids of one step, "
-                f"of which {wanted - order.rows} have no room"
+                f"but {wanted - order.rows} have no room"
             )
         return order.coldest(min(order.rows, max(wanted, capacity // _SHARE)))
 

@@ -47,7 +47,7 @@ class RowStore:
         self._parameters = parameters
         self.follow(computed)
         self.step = 0
-        """The step of training, as of which rows that are looked up now have their version."""
+        """The step of training: rows that are looked up now get it as their version."""
 
     @property
     def weight(self) -> Parameter:
