@@ -28,7 +28,7 @@ from .gradients import CoalescedMark, coalesced_mark
 from .plan import NOTHING_MISSED, Held, Ids, Missed, Plan, joined, part_of
 
 if TYPE_CHECKING:
-    from ..tables.clock import Clock
+    from ..tables.steps import Steps
 
 
 def owned_table(weight: Tensor) -> Table:
@@ -44,7 +44,7 @@ class ReadGroup:
 
     __slots__ = ("clock", "places", "all_rows", "states", "last_steps", "held")
 
-    def __init__(self, clock: Clock | None, places: Sequence[int] = ()) -> None:
+    def __init__(self, clock: Steps[Table] | None, places: Sequence[int] = ()) -> None:
         self.clock, self.places = clock, list(places)
         self.all_rows: list[Rows] = []
         self.states: list[Tensor] = []
@@ -105,7 +105,7 @@ class TableSet:
             return self
         self.tables = [owned_table(weight) for weight in self.weights]
         # Tables without a clock and tables whose weights their clock does not move form one group.
-        found: dict[Clock | None, ReadGroup] = {}
+        found: dict[Steps[Table] | None, ReadGroup] = {}
         for k, table in enumerate(self.tables):
             rows = table.rows
             clock = rows.clock if rows is not None and rows.clock.moves_weights else None

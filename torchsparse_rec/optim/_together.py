@@ -6,8 +6,9 @@ from operator import is_
 
 from torch import Tensor
 
-from ..tables.clock import Clock, ClockKind
+from ..tables.clock import Clock
 from ..tables.gradients import StepGroup
+from ..tables.steps import ClockKind
 from ..tables.table import Table, accumulator_dtype, flat, growing_among, has_whole_rows
 from ._groups import Groups
 from ._rule import Rule

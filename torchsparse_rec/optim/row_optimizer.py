@@ -13,9 +13,10 @@ from torch import Tensor
 from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untraced
 from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
-from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
+from ..tables.clock import Clock
 from ..tables.gradients import StepGroup, gradient_of, update
 from ..tables.stale import can_be_stale, mark_stale, mark_stepped
+from ..tables.steps import ALL_ROWS, ITS_ROWS, LATER, ClockKind
 from ..tables.table import (
     Gradient,
     Rows,
@@ -258,6 +259,7 @@ class RowOptimizer(Groups):
                 or rows.place != (parameter.dtype, parameter.device)
             ):
                 rows = self._adopt(table, parameter, new)
+            assert isinstance(rows.clock, Clock)
             by_clock.setdefault(rows.clock, []).append(table)
         return Together(given, self, list(by_clock.items()))
 

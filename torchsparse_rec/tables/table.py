@@ -20,10 +20,10 @@ from torch import Tensor
 from .._torch import as_stored, grad_of, see_swapped
 
 if TYPE_CHECKING:
-    from .clock import Clock
     from .growing import Places
     from .optimizer import TableOptimizer
     from .part import Part
+    from .steps import Steps
 
 __all__ = [
     "Collected",
@@ -140,7 +140,7 @@ class Rows:
 
     __slots__ = ("optimizer", "state", "states", "last_step", "clock", "current", "seed", "place")
 
-    def __init__(self, optimizer: TableOptimizer, state: dict, clock: Clock, place: tuple, seed: int) -> None:
+    def __init__(self, optimizer: TableOptimizer, state: dict, clock: Steps[Table], place: tuple, seed: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.state = state  # the optimizer's own, as state_dict() has it
         self.states: list[Tensor] = []  # the tensors of state, [V, D] or [V], as the operators take them

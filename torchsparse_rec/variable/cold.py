@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import ops
 from .._fork import tell_of_forks
-from ..tables.clock import ALL_ROWS
+from ..tables.steps import ALL_ROWS
 from .coldness import coldest
 from .keys import unpacked
 from .optimizer_rows import BEFORE_HISTORY, flush_rows
