@@ -1,4 +1,4 @@
-# Every command of the project. Each makes what it needs: .venv, the pinned requirements, the libraries.
+# The commands of the project. Each makes what it needs: .venv, the pinned requirements, the libraries.
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if torch has CUDA and nvcc is found)
@@ -11,19 +11,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FORMATTED_CPP = $(shell find csrc tests/emulation tests/ops/thread_sanitizer -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PYTEST := $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true
-# Compiles the emulated CUDA kernels, where a source has changed.
+# Compiles the emulated CUDA kernels if a source has changed.
 EMULATE := env PYTHONPATH=tests $(BIN)/python -c 'from emulation.build import build; build()'
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
-# Where Python may not keep what it compiles, as in some containers, each process that imports the package compiles all
-# of it, and each of pytest's all tests.
+# Some containers forbid Python to keep what it compiles. Each process would then compile the whole package, and each of
+# pytest's processes all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-# For test and sanitize: test files that a change has touched, separated by commas, as .ci/touched.py prints them.
+# For test and sanitize: the test files that a change has touched, separated by commas, as .ci/touched.py prints them.
 TOUCHED ?=
 
-# What `make sanitize` runs: the operators' tests, but for those that spend their time in torch (compilation, opcheck),
-# ask for gigabytes, of which the sanitizer would write an eighth, or take the kernels nowhere new: second derivatives,
-# the widest of the long bags, processes of their own. tests/ops/sample_checks.py leaves out layouts and vmap.
+# `make sanitize` runs the operators' tests, except those that spend their time in torch (compilation, opcheck), ask for
+# gigabytes, an eighth of which the sanitizer would write, or reach no new code of the kernels: second derivatives, the
+# widest long bags, separate processes. tests/ops/sample_checks.py leaves out layouts and vmap.
 NOT_SANITIZED_FILES = autograd determinism export func instruction_sets registrations thread_sanitizer vmap
 SANITIZED_TESTS = tests/ops $(NOT_SANITIZED_FILES:%=--ignore=tests/ops/test_%.py)
 SANITIZED_VARIABLE_TESTS = $(patsubst %,tests/variable/test_%.py,embedding_variable cases machine states lookup_sparse)
@@ -56,29 +56,29 @@ wide-deep: $(BUILT) $(VENV)/.examples
 dlrm: $(BUILT) $(VENV)/.examples
 	$(BIN)/python -m torchsparse_rec.examples.dlrm $(ARGS)
 
-## train DLRM so on two processes, over which its tables are split
+## train DLRM on two processes, which share its tables
 distributed: $(BUILT) $(VENV)/.examples
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/torchrun --standalone --nproc-per-node 2 -m torchsparse_rec.examples.dlrm \
 	  --samples 131072 --held-out 16384 --max-cardinality 100000 $(ARGS)
 
-# What is daily, and all of what has been touched. Each process collects files of its own.
+# The daily tests, and all tests of what has been touched. Each process collects other files.
 ## run the daily tests
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(EMULATE)
 	$(PYTEST) -m "not full and (touched or daily)" --touched "$(TOUCHED)" -n auto --dist each $(ARGS)
 
-# What has passed says what each test costs: commit tests/costs.txt.
-## run all tests, also those too long for every day, and make sanitize
+# A run that passes measures the cost of each test: commit tests/costs.txt.
+## run all tests, even those too long for every day, and make sanitize
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.clients
 	$(EMULATE)
 	$(PYTEST) --costs=.cache/costs.txt -n auto --dist worksteal $(ARGS)
 	$(BIN)/python tests/tiers.py .cache/costs.txt
 	$(MAKE) -j2 -Otarget sanitize ARGS=-q
 
-# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. What a sanitizer
-# writes before it ends the process must not be captured. What is too large to be had is an error, not a fault. The
-# sanitized libraries lie beside the ordinary ones: the CPU's is tested with the loops of every instruction set that the
-# machine has, then the emulated CUDA kernels.
+# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. pytest must not
+# capture what a sanitizer writes before it ends the process. An allocation that is too large is an error, not a fault.
+# The sanitized libraries lie beside the ordinary ones. The CPU's library is tested with the loops of every instruction
+# set that the machine has, then the emulated CUDA kernels are.
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1:max_allocation_size_mb=2048 \
@@ -87,7 +87,7 @@ SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_r
 ## run the kernels, the CPU's and the emulated CUDA's, under sanitizers
 sanitize: sanitize-cpu sanitize-emulated races
 
-# All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.
+# All tests use the loops of the machine's best instruction set. Only comparisons with the reference use the others'.
 sanitize-cpu: $(BUILT) $(VENV)/.test
 	TORCHSPARSE_REC_SANITIZE=1 $(BIN)/python setup.py -q build_ext
 	for level in baseline avx2 avx512; do \
@@ -103,7 +103,7 @@ sanitize-emulated: $(BUILT) $(VENV)/.test
 	TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(SANITIZED) tests/emulation $(SANITIZED_TESTS) \
 	  -k "emulat and $(NOT_SANITIZED_EMULATED)" $(ARGS)
 
-# The emulation's tests and a sample of each kind of all operators, with kernels built so that races are found.
+# The emulation's tests, and a sample of each kind of all operators, with kernels that are built to find races.
 races: $(BUILT) $(VENV)/.test
 	$(EMULATE) && TORCHSPARSE_REC_EMULATED_RACES=1 $(EMULATE)
 	TORCHSPARSE_REC_EMULATED_RACES=1 $(PYTEST) tests/emulation tests/ops/test_operators.py -m "not full and not slow" \
@@ -114,7 +114,7 @@ races: $(BUILT) $(VENV)/.test
 bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.torchrec
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# What is a warning is an error: links that lead nowhere, pages that no table of contents names.
+# A warning is an error: a link that leads nowhere, a page that no table of contents names.
 ## write docs/operators.md, and the documentation's site to build/site
 docs: $(BUILT) $(VENV)/.test $(VENV)/.docs $(VENV)/.tensorflow
 	PYTHONPATH=tests $(BIN)/python docs/_operators.py
@@ -124,7 +124,7 @@ docs: $(BUILT) $(VENV)/.test $(VENV)/.docs $(VENV)/.tensorflow
 ## make .venv with the libraries in it
 build: $(BUILT)
 
-# All that CI downloads, in a step of its own.
+# All that CI downloads, in a separate step.
 requirements: $(VENV)/.requirements $(VENV)/.test $(VENV)/.docs $(VENV)/.tensorflow
 
 ## check the code's form and types
@@ -136,13 +136,13 @@ lint: $(VENV)/.test
 	$(BIN)/mypy tests/project/uses_of_types.py
 	$(BIN)/basedpyright
 
-## mend the code's form
+## correct the code's form
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(FORMATTED_CPP)
 
-# With PYTHON given, a .venv of another interpreter is made anew; its stamps go with it.
+# If PYTHON is given, a .venv of another interpreter is made anew, without its stamps.
 $(VENV)/.created: $(if $(PYTHON_GIVEN),FORCE)
 	@version=$$($(PYTHON) -c 'import sys; print(sys.version.split()[0], "in", sys.base_prefix)') || exit 1; \
 	test "$$version" = "$$(cat $@ 2>/dev/null)" && exit 0; \
@@ -160,7 +160,7 @@ $(VENV)/.requirements: requirements/build.txt requirements/constraints.txt $(VEN
 $(BUILT): $(shell find csrc -type f) setup.py pyproject.toml $(VENV)/.requirements
 	@command -v $${CXX:-c++} > /dev/null || \
 	  { echo "no C++ compiler: install g++ 9 or later (Debian and Ubuntu: apt install g++), or set CXX"; exit 1; }
-	@# First by itself: in pip's report the compiler's message drowns.
+	@# The build runs first by itself, because pip's report would hide the compiler's message.
 	$(BIN)/python setup.py -q build_ext --inplace
 	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
@@ -169,7 +169,7 @@ $(VENV)/.examples $(VENV)/.test $(VENV)/.docs $(VENV)/.wheel: $(VENV)/.%: requir
 	$(PIP) install -q -r $<
 	@touch $@
 
-# TensorFlow, FBGEMM and clients are wanted, not needed: where one has no wheel, what compares with it says so.
+# TensorFlow, FBGEMM and clients are optional. If one has no wheel, the tests that compare with it say so.
 $(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.clients: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
 	$(PIP) install -q --only-binary=:all: -r $< || \
 	  echo "$< could not be installed: going on without it"

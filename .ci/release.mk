@@ -33,7 +33,7 @@ gpu:
 	@$(PYTHON) -m benchmarks.gpu --out "$(abspath $(OUT))" $(if $(PREBUILT),--prebuilt "$(PREBUILT)") \
 	  $(if $(MINUTES),--minutes $(MINUTES)) -- $(ARGS)
 
-# Compile for an H100 or H200 what `make gpu` then need not: as small as such a machine's door may be.
+# Compile for an H100 or H200, so that `make gpu` need not. Such a machine may refuse large uploads.
 prebuilt: $(VENV)/.requirements
 	TORCHSPARSE_REC_CUDA=1 TORCH_CUDA_ARCH_LIST=9.0 $(BIN)/python setup.py -q build_ext --build-lib build/prebuilt
 	@size=$$(cat build/prebuilt/torchsparse_rec/*.so | wc -c); echo "build/prebuilt: $$size bytes"; \

@@ -110,14 +110,14 @@ AXES = {
             Knee(
                 10**6,
                 10**7,
-                "The translations of 640 MB fit neither the TLB nor, as page tables, the second-level cache: a row "
-                "costs a page walk beside its read.",
+                "The translations of 640 MB do not fit the TLB, and their page tables do not fit the second-level "
+                "cache. A row costs a page walk beside its read.",
             ),
             Knee(
                 10**7,
                 10**8,
-                "The page tables, 13 MB and on a virtual machine the host's as well, leave the third-level cache too: "
-                "a row costs several reads of memory, one after another.",
+                "The page tables, 13 MB and on a virtual machine the host's as well, leave the third-level cache too. "
+                "A row costs several reads of memory, each of which waits for the one before.",
             ),
         ),
     ),
@@ -130,14 +130,14 @@ AXES = {
             Knee(
                 10,
                 10**4,
-                "What a call costs whatever its size (Python, autograd, checks, the optimizer's step) is shared by "
-                "more ids.",
+                "More ids share the costs of a call that do not depend on its size (Python, autograd, checks, the "
+                "optimizer's step).",
             ),
             Knee(
                 10**4,
                 10**5,
-                "The same, for the last time; and from 16,384 ids on a lookup has work for a second thread, of which "
-                "each gets 131,072 elements or more.",
+                "The same, for the last time. Besides, from 16,384 ids on a lookup has work for a second thread: each "
+                "thread gets 131,072 elements or more.",
             ),
             Knee(
                 10**5,
@@ -156,8 +156,8 @@ AXES = {
             Knee(
                 10,
                 1_000,
-                "What is done once for each table is shared by only 1,000 and 100 ids: its part in the arguments of a "
-                "lookup; its COO gradient and the optimizer's step on it; its keys' own search and insertion.",
+                "Only 1,000 and 100 ids share the work that is done once for each table: its part in the arguments of "
+                "a lookup, its COO gradient and the optimizer's step on it, and the search and insertion of its keys.",
             ),
         ),
     ),
@@ -171,14 +171,14 @@ AXES = {
             Knee(
                 1,
                 256,
-                "What each id costs beside its row (grouping by rows, the search for a key) is shared by more bytes.",
+                "More bytes share the costs of an id beside its row (grouping by rows, the search for a key).",
                 ("fused", "sparse", "dynamic"),
             ),
             Knee(
                 16,
                 1_024,
-                "A row of several lines is read in sequence, which the processor notices and fetches ahead, and needs "
-                "one or two translations for all its bytes.",
+                "The processor notices that a row of several lines is read in sequence, and fetches ahead. The row "
+                "needs one or two translations for all its bytes.",
                 ("lookup",),
             ),
         ),
@@ -457,14 +457,14 @@ def page(content: dict[str, Any], figures: list[Figures]) -> str:
     parts = [
         "# How cost grows\n",
         f"Written by `python -m benchmarks scaling` on {about['processor']}, {about['cores']} cores, at commit "
-        f"{about['commit']}, {about['date']}, load {about['load']} at the end. One size varies, the others are the "
-        f"base's: {base} (skew: the exponent of Zipf's law, 0 is uniform). Rows and ids are those of all tables "
-        f"together, bags have {HOT} ids. Cells: nanoseconds per unit, and in brackets megabytes beyond the tables' own "
-        f"rows: the index of tables that grow, results, gradients, scratch. Figures are medians of "
-        f"{content['rounds']} rounds. In the pictures broken lines are the machine's floors, of a lookup whose rows "
-        f"are in no cache: copies reach {content['floors']['copy_gb_per_second']:.1f} GB/s, and first writes to fresh "
-        f"pages take {content['floors']['fault_ns_per_byte']:.2f} ns a byte. Torch's gather is a program, and can be "
-        "beaten.\n",
+        f"{about['commit']}, {about['date']}, load {about['load']} at the end. One size varies, and the others are "
+        f"those of the base: {base}. Skew is the exponent of Zipf's law; 0 is uniform. Rows and ids count all tables "
+        f"together, and bags have {HOT} ids. Cells have nanoseconds per unit. In brackets they have megabytes beyond "
+        f"the tables' own rows: the index of tables that grow, results, gradients, scratch. Figures are medians of "
+        f"{content['rounds']} rounds. In the pictures broken lines are the machine's floors for a lookup whose rows "
+        f"are in no cache. Copies reach {content['floors']['copy_gb_per_second']:.1f} GB/s, and first writes to fresh "
+        f"pages take {content['floors']['fault_ns_per_byte']:.2f} ns a byte. Torch's gather is a program, so ours can "
+        "be faster.\n",
     ]
     parts += ["Quick: small sizes and few calls, the figures say nothing about speed.\n"] if quick else []
     parts += [f"* {name}: {what}" for name, what in WORKLOADS.items()]

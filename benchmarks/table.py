@@ -121,10 +121,11 @@ def text(rows: Iterable[Row], folder: Path) -> str:
     for where in ("CPU", _AVX2, "GPU"):
         page += faster_peers(where, results[where]) if where in results else []
     page += [
-        "Written by `python -m benchmarks --table` from the JSON files in this folder; `make bench` and `make gpu`",
-        "take the figures. A ratio is how many times as fast ours was in the same window. % of copy is bytes counted",
-        "by formula over the time, as a share of what a plain copy reached in the same run. The last column quotes",
-        "what others have published of their own programs, as shares of peak bandwidth: not measured here.\n",
+        "`python -m benchmarks --table` writes this page from the JSON files in this folder. The figures are from",
+        "`make bench` and `make gpu`. A ratio is how many times as fast ours was in the same window. % of copy",
+        "compares two bandwidths of the same run: bytes, counted by formula, over the time; and that of a plain copy.",
+        "The last column quotes what others have published of their own programs, as shares of peak bandwidth. It was",
+        "not measured here.\n",
     ]
     page += [f"{where}, `{content['file']}`: {about(content)}.\n" for where, content in sorted(results.items())]
     if "CPU" not in results:

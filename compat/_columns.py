@@ -17,10 +17,10 @@ def feature_column_to_torch(column: Any, *, normalizers: Mapping[str, Any] | Non
     Return this library's column for one of TensorFlow's: the same ids, so that tables trained there stay valid.
 
     Args:
-        column: what a function of ``tf.feature_column`` made, or its configuration as ``serialize_feature_column``
+        column: the result of a function of ``tf.feature_column``, or its configuration as ``serialize_feature_column``
             writes it, ``{"class_name": ..., "config": {...}}``.
-        normalizers: for numeric columns with a ``normalizer_fn``, by feature: the function of a tensor that replaces
-            TensorFlow's, such as :class:`torchsparse_rec.features.Standardize`.
+        normalizers: the functions of a tensor that replace TensorFlow's, by feature, for numeric columns with a
+            ``normalizer_fn``; such as :class:`torchsparse_rec.features.Standardize`.
 
     Returns:
         A column of :mod:`torchsparse_rec.features`. The table of an embedding column is not copied.
@@ -65,7 +65,7 @@ def _config(column: Any, normalizers: Mapping[str, Any]) -> Any:
 
 
 def _shared(column: Any) -> dict[str, Any]:
-    """Return the fields of a shared embedding column, most of which TensorFlow keeps with the table."""
+    """Return the fields of a shared embedding column; TensorFlow keeps most of them with the table."""
     creator = column.shared_embedding_column_creator
     return {
         "categorical_column": column.categorical_column,
@@ -177,21 +177,21 @@ def keras_layer_to_column(layer: Any, key: Any, *, dtype: Any = "string") -> Any
 
     Args:
         layer: a layer of Keras or of ``compat.keras``, or its configuration with its class's name, ``{"class_name":
-            ..., "config": {...}}``. Lookups, bins and hashes in the mode ``"int"`` give a categorical column; in the
+            ..., "config": {...}}``. Lookups, bins and hashes in the mode ``"int"`` give a categorical column. In the
             modes ``"one_hot"`` and ``"multi_hot"`` (both with one id per example) and ``"count"`` they give an
             indicator column of it.
         key: the feature's name; for ``HashedCrossing`` a list of names.
-        dtype: what the feature of a ``Hashing`` layer holds, which the layer does not say: ``"string"`` (default),
-            or an integer dtype.
+        dtype: the dtype of a ``Hashing`` layer's feature, which the layer does not contain: ``"string"`` (default), or
+            an integer dtype.
 
     Returns:
         A column with the layer's ids. Tables trained on them stay valid. In batches with a fixed number of values per
         example, the column treats the layer's mask, ``""`` and ``-1`` as missing: they have no id.
 
     Raises:
-        ValueError: for a layer whose ids no column has: salts, masks of hashes, several places of unknown tokens,
-            ``tf_idf``, ``invert``, ``pad_to_max_tokens``, masks of counts other than ``""`` and -1, the token of
-            unknown words among the words; a layer that is not adapted.
+        ValueError: for a layer that is not adapted, and for a layer whose ids no column has. Such layers have salts,
+            masks of hashes, several places of unknown tokens, ``tf_idf``, ``invert``, ``pad_to_max_tokens``, masks of
+            counts other than ``""`` and -1, or the token of unknown words among the words.
 
     Example:
         >>> from torchsparse_rec.compat.keras import Hashing

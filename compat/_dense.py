@@ -36,8 +36,8 @@ def tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
     Return a ``tf.Tensor`` with the elements of a strided torch tensor.
 
     Args:
-        tensor: any shape; every dtype both libraries have, also bool and bfloat16; any device.
-        share: share the memory where that is safe.
+        tensor: a tensor of any shape, of every dtype both libraries have, also bool and bfloat16, on any device.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.Tensor``, same shape and dtype.
@@ -67,8 +67,8 @@ def tensor_to_torch(tensor: Any, *, share: bool = False) -> Tensor:
     Return a torch tensor with the elements of a ``tf.Tensor`` or ``tf.Variable``.
 
     Args:
-        tensor: any shape; every dtype both libraries have.
-        share: share TensorFlow's memory instead of copying it.
+        tensor: a tensor of any shape, of every dtype both libraries have.
+        share: whether to share TensorFlow's memory instead of copying it.
 
     Returns:
         A strided tensor on the CPU, same shape and dtype.

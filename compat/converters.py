@@ -2,9 +2,9 @@
 Conversions to and from TensorFlow: dense tensors, ``tf.SparseTensor``, ``tf.IndexedSlices`` and ``tf.RaggedTensor``,
 feature columns and Keras's preprocessing layers.
 
-torch to TensorFlow shares memory where that is safe (contiguous CPU memory aligned to 64 bytes: TensorFlow ends the
-process on other memory) and copies otherwise; ``share=False`` always copies. A shared TensorFlow tensor changes when
-the torch tensor is written to, although TensorFlow takes its tensors for constant.
+Conversion from torch to TensorFlow shares memory where that is safe, and copies otherwise; ``share=False`` always
+copies. Safe is contiguous CPU memory aligned to 64 bytes: TensorFlow ends the process on other memory. A shared
+TensorFlow tensor changes when the torch tensor is written to, although TensorFlow takes its tensors for constant.
 
 TensorFlow to torch copies; ``share=True`` shares TensorFlow's memory, which must then not be written to.
 
@@ -50,7 +50,7 @@ def sparse_tensor_to_torch(sparse: Any, *, share: bool = False) -> Tensor:
 
     Args:
         sparse: ``tf.SparseTensor`` of any rank.
-        share: share TensorFlow's memory instead of copying it.
+        share: whether to share TensorFlow's memory instead of copying it.
 
     Returns:
         A sparse COO tensor of shape ``dense_shape``, not marked as coalesced: TensorFlow does not promise an order.
@@ -78,7 +78,7 @@ def sparse_tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
 
     Args:
         tensor: sparse COO without dense dimensions, coalesced or not; duplicates are kept.
-        share: share the memory where that is safe.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.SparseTensor``.
@@ -107,7 +107,7 @@ def sparse_tensor_to_triple(sparse: Any, *, share: bool = False) -> tuple[Tensor
 
     Args:
         sparse: ``tf.SparseTensor`` of any rank R with N entries.
-        share: share TensorFlow's memory instead of copying it.
+        share: whether to share TensorFlow's memory instead of copying it.
 
     Returns:
         ``indices`` ``[N, R]`` int64, ``values`` ``[N]``, ``dense_shape`` ``[R]`` int64.
@@ -134,7 +134,7 @@ def triple_to_tensorflow(indices: Tensor, values: Tensor, dense_shape: Tensor, *
         indices: ``[N, R]``, integers.
         values: ``[N]``.
         dense_shape: ``[R]``, integers; a tensor, ``torch.Size`` or list.
-        share: share the memory where that is safe.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.SparseTensor``.
@@ -174,7 +174,8 @@ def indexed_slices_to_torch(slices: Any, *, share: bool = False) -> Tensor:
 
     Args:
         slices: ``tf.IndexedSlices`` with a ``dense_shape``.
-        share: share TensorFlow's memory instead of copying it (int32 indices are copied: torch has int64 ones).
+        share: whether to share TensorFlow's memory instead of copying it (int32 indices are copied: torch has int64
+            ones).
 
     Returns:
         A sparse COO tensor with one sparse dimension, not marked as coalesced.
@@ -205,7 +206,7 @@ def indexed_slices_to_tensorflow(gradient: Tensor, *, share: bool = True) -> Any
 
     Args:
         gradient: sparse COO with one sparse dimension, coalesced or not, as sparse embeddings give.
-        share: share the memory where that is safe.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.IndexedSlices`` with int64 indices.
@@ -238,7 +239,7 @@ def ragged_tensor_to_torch(ragged: Any, *, share: bool = False) -> tuple[Tensor,
 
     Args:
         ragged: ``tf.RaggedTensor`` of ragged rank 1 with S rows.
-        share: share TensorFlow's memory instead of copying it.
+        share: whether to share TensorFlow's memory instead of copying it.
 
     Returns:
         ``values`` ``[N, ...]`` and ``offsets`` ``[S + 1]``, in the dtype of ``ragged.row_splits``.
@@ -266,7 +267,7 @@ def ragged_tensor_to_tensorflow(values: Tensor, offsets: Tensor, *, share: bool 
     Args:
         values: ``[N, ...]``.
         offsets: ``[S + 1]``, int32 or int64, from 0 to N, not decreasing.
-        share: share the memory where that is safe.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.RaggedTensor`` with S rows.
@@ -296,7 +297,7 @@ def ragged_tensor_to_nested(ragged: Any, *, share: bool = False) -> Tensor:
     """
     Return a ``torch.nested`` tensor of jagged layout with the rows of a ``tf.RaggedTensor``.
 
-    The arguments and errors are those of :func:`ragged_tensor_to_torch`: one dimension is ragged.
+    The arguments and errors are as in :func:`ragged_tensor_to_torch`: one dimension is ragged.
 
     Example:
         >>> import tensorflow as tf
@@ -313,7 +314,7 @@ def nested_to_tensorflow(nested: Tensor, *, share: bool = True) -> Any:
 
     Args:
         nested: jagged layout, ragged in dimension 1; with holes between its rows it is copied.
-        share: share the memory where that is safe.
+        share: whether to share the memory where that is safe.
 
     Returns:
         ``tf.RaggedTensor`` of ragged rank 1.

@@ -1,5 +1,5 @@
 """
-Golden vectors: what TensorFlow answered, for tests on machines that have none.
+Golden vectors: TensorFlow's results, for tests on machines without TensorFlow.
 
     python -m torchsparse_rec.compat.goldens --record DIR [--op NAME]
 

@@ -4,9 +4,9 @@ Compares every operator of compat.tensorflow with the installed TensorFlow, and 
     python -m torchsparse_rec.compat.parity [--json FILE] [--cases N] [--seed S] [--op NAME]
 
 Exit code 1 on any mismatch. Outputs, dtypes, order, gradients (dense and sparse) and which calls fail are compared;
-how is told in compat/_parity. What TensorFlow 2.21 has wrong is not compared: the dense gradient of empty indices
-(uninitialised memory); and, by no case having them, subnormal numbers (taken for zero), -0.0 beside 0.0 in unique of
-half types (told apart), and a num_segments of 2^32 and more (cut to its low 32 bits).
+compat/_parity explains how. Faults of TensorFlow 2.21 are not compared: the dense gradient of empty indices is
+uninitialised memory. Three others occur in no case: subnormal numbers are taken for zero, unique of half types
+distinguishes -0.0 from 0.0, and a num_segments of 2^32 and more is cut to its low 32 bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Row:
     cases: int = 0
     #: How many cases fail on both sides, as they should.
     errors: int = 0
-    #: The largest error of our floats, as a fraction of what is allowed, and TensorFlow's.
+    #: The largest error of our floats, as a fraction of the allowed one, and TensorFlow's.
     our_error: float = 0.0
     their_error: float = 0.0
     #: The case and what differs.

@@ -1,11 +1,11 @@
 """
 Write docs/operators.md: every operator, and every kernel below them (``make docs`` runs this).
 
-Nothing in the page is kept by hand. What an operator does, where it comes from and in what it is differentiable are the
-words of its docstring; the kernels that it calls are those that torch's dispatcher sees while its example runs; whether
-a kernel has a derivative is what the dispatcher knows, and whether it runs on CUDA what csrc/cuda registers. What is
-read back from a CUDA device is named in tests/samples, which the tests hold true; where an operator in
-Python reads back something by itself, its docstring says "On CUDA <what> is read back".
+Nothing in the page is kept by hand. An operator's docstring says what it does, where it comes from and in what it is
+differentiable. torch's dispatcher shows which kernels it calls while its example runs, and whether a kernel has a
+derivative. csrc/cuda registers the kernels that run on CUDA. tests/samples names what is read back from a CUDA device,
+and the tests hold it true. If an operator in Python reads back something by itself, its docstring says "On CUDA <what>
+is read back".
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _NOT_OPERATORS = {"cpu_level", "check_errors", "collection_plan", "collection_pl
 _HEAD = """\
 # Operators
 
-`torchsparse_rec.ops` by family, then the kernels that they call. All take and return torch tensors and work under
-`torch.compile`. `make docs` writes this page from the docstrings, the dispatcher and the kernels' sources.
+This page has the operators of `torchsparse_rec.ops` by family, then the kernels that they call. All take and return
+torch tensors and work under `torch.compile`. `make docs` writes the page from the docstrings, the dispatcher and the
+kernels' sources.
 
-* **source**: the function of TensorFlow, torch or another program whose meaning it has.
-* **devices**: none where no tensor is computed.
-* **gradient**: the arguments in which the operator is differentiable; in place: it writes into its arguments.
-* **CUDA graph**: no where a number is read back from the device, because the size of the result depends on the values
-  of the input; such a call waits for the device. [On a GPU](cuda.md#what-waits-for-the-device) says more.
+* **source**: the function of TensorFlow, torch or another program whose meaning the operator has.
+* **devices**: where it runs; empty if it computes no tensor.
+* **gradient**: the arguments in which it is differentiable; "in place" if it writes into its arguments.
+* **CUDA graph**: "no" if a number is read back from the device, because the size of the result depends on the values of
+  the input. Such a call waits for the device. [On a GPU](cuda.md#what-waits-for-the-device) says more.
 """
 
 
@@ -228,8 +229,8 @@ def page() -> str:
         ]
     lines += [
         "## Kernels\n",
-        "Every schema of `torch.ops.torchsparse_rec`, as compiled and exported programs show it. Called by: the public",
-        "functions whose examples call it; the others are derivatives, or serve `nn` and `optim`.\n",
+        "These are all schemas of `torch.ops.torchsparse_rec`, as compiled and exported programs show them. Called by:",
+        "the public functions whose examples call the schema. The others are derivatives, or serve `nn` and `optim`.\n",
         "| schema | called by | devices | differentiable | CUDA graph |",
         "|---|---|---|---|---|",
     ]

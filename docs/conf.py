@@ -1,9 +1,9 @@
 """
 What Sphinx makes of the repository's pages and docstrings: the site of ``make docs``, in build/site.
 
-The pages stay plain Markdown, which GitHub shows with the same links: the folder of sources is the repository,
-README.md its first page, and NAVIGATION below all there is of a table of contents. The reference's pages are written
-here, from what each package makes public.
+The pages stay plain Markdown, which GitHub shows with the same links. The folder of sources is the repository.
+README.md is its first page, and NAVIGATION below is the whole table of contents. This program writes the reference's
+pages, from the public names of each package.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 PACKAGES = [
     *("torchsparse_rec", "torchsparse_rec.ops", "torchsparse_rec.nn", "torchsparse_rec.variable"),
+    "torchsparse_rec.checkpoint",
     *("torchsparse_rec.initializers", "torchsparse_rec.optim", "torchsparse_rec.jagged", "torchsparse_rec.features"),
     *("torchsparse_rec.data", "torchsparse_rec.profiling", "torchsparse_rec.distributed", "torchsparse_rec.serving"),
     *("torchsparse_rec.keras", "torchsparse_rec.keras.optimizers"),
@@ -63,6 +64,7 @@ NAVIGATION = {
                 "jagged",
                 "features",
                 "embedding_variable",
+                "checkpoints",
                 "distributed",
                 "data",
                 "profiling",

@@ -10,8 +10,8 @@ from ._library import show_config
 from .examples import __main__ as examples
 
 COMMANDS = {
-    "python -m torchsparse_rec.data": "convert files of training data, and say what is in one",
-    "python -m torchsparse_rec.serving": "check that what is published in a folder is whole",
+    "python -m torchsparse_rec.data": "convert files of training data, and print what one contains",
+    "python -m torchsparse_rec.serving": "check that a folder's published version is whole",
     "python -m torchsparse_rec.profiling": "diagnose why a training loop is slow, and say what to change",
     "python -m torchsparse_rec.compat.parity": "compare the operators with the installed TensorFlow's",
 }
@@ -32,7 +32,7 @@ def main() -> int:
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "benchmarks/__main__.py").is_file():
         _print(f"In {checkout}, where make lists more:", BENCHMARKS)
-    print("\nEach command says by --help what it takes.")
+    print("\nEach command lists its arguments by --help.")
     return 0
 
 

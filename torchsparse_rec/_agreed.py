@@ -1,4 +1,4 @@
-"""Words among ranks: what each has to say, and the error of one as the error of all."""
+"""Agreement of ranks: the value of each, and the error of one as the error of all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 __all__ = ["agreed", "agreeing", "together"]
 
-# Seconds after which ranks at work tell each other that they are, so that none waits longer than its group allows.
+# The seconds after which ranks at work signal it to each other, so that none waits longer than its group allows.
 _ROUND = 10.0
 
 _KINDS: dict[str, type[Exception]] = {
@@ -25,12 +25,12 @@ _KINDS: dict[str, type[Exception]] = {
 
 def agreed(group: dist.ProcessGroup | None, value: Any, error: Exception | None = None) -> list[Any]:
     """
-    Return what each rank says, or raise the error of the first rank that has one, on all.
+    Return each rank's value, or raise the error of the first rank that has one, on all.
 
     Args:
-        group: of the ranks, which all call this. None: this process alone.
-        value: what this rank says; it can be pickled.
-        error: of this rank.
+        group: the group of the ranks, which all call this. None: only this process.
+        value: this rank's value; it can be pickled.
+        error: the error of this rank.
     """
     ranks = 1 if group is None else dist.get_world_size(group)
     if ranks == 1:
@@ -53,10 +53,10 @@ def agreed(group: dist.ProcessGroup | None, value: Any, error: Exception | None 
 @contextmanager
 def agreeing(group: dist.ProcessGroup | None) -> Iterator[list[Any]]:
     """
-    Yield a list, to which this rank adds what it has to say; when the block ends it holds the list of each rank.
+    Yield a list for this rank's values; when the block ends it holds the list of each rank.
 
     Args:
-        group: of the ranks, which all call this. None: this process alone.
+        group: the group of the ranks, which all call this. None: only this process.
 
     Raises:
         The error in the block of the first rank that has one, on all.
@@ -75,8 +75,8 @@ def together(group: dist.ProcessGroup | None, steps: Generator[object, None, Non
     Do the steps of this rank's work, however long it takes, while the others do theirs.
 
     Args:
-        group: of the ranks, which all call this. None: this process alone.
-        steps: whose items are of no account.
+        group: the group of the ranks, which all call this. None: only this process.
+        steps: the steps, an iterable whose items are not used.
 
     Raises:
         The error of the first rank that has one, on all, soon after.

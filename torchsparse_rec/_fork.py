@@ -9,8 +9,8 @@ from typing import Protocol
 __all__ = ["HALF_WRITTEN", "tell_of_forks"]
 
 HALF_WRITTEN = (
-    "a table was being written by another thread when this process was forked from its own: what it has here is half "
-    "written. Fork when nobody trains, or use the start method 'spawn'"
+    "another thread was writing a table when this process was forked: the table is half written here. Fork while no "
+    "thread trains, or use the start method 'spawn'"
 )
 
 

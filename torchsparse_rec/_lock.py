@@ -84,7 +84,7 @@ def _close(descriptor: int) -> None:
 
 
 def _opened(path: Path) -> int:
-    text = "a lock must be a file of its own, got a link or what is no file: remove it"
+    text = "a lock must be a regular file, got a link or something else: remove it"
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(path, flags, 0o666)

@@ -74,7 +74,7 @@ def _mode_to_keep(target: Path) -> int | None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     if not stat.S_ISREG(status.st_mode):
-        raise FileExistsError(errno.EEXIST, "what is there is no regular file, and is not replaced", str(target))
+        raise FileExistsError(errno.EEXIST, "it is no regular file, and is not replaced", str(target))
     return stat.S_IMODE(status.st_mode)
 
 

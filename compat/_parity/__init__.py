@@ -2,8 +2,8 @@
 The parity check in parts: a module for each family of operators has its calls and references.
 
 The rest is common: case.py defines the parts of a check, evaluate.py runs a case on both sides, compare.py compares the
-outcomes. reference/ computes what they should be, for the tests too; bounds.py and reference/rounded.py compute how far
-floats may be off that.
+outcomes. The folder reference/ computes the right outcomes, for the tests too; bounds.py and reference/rounded.py
+compute how far floats may be off these.
 """
 
 from __future__ import annotations

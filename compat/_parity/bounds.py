@@ -1,11 +1,12 @@
 """
 Bounds on the error of a good float result, against the result in higher precision that reference/ computes.
 
-A sum of n terms may be off by eps * sqrt(n) * sum|terms|, eps = 2^-23 (2^-52 for float64); a product by n * eps of
-itself; a maximum not at all. A float16 or bfloat16 result is held to what a float32 result may be, rounded once.
+A sum of n terms may be off by eps * sqrt(n) * sum|terms|, eps = 2^-23 (2^-52 for float64). A product may be off by n *
+eps of itself, a maximum not at all. A float16 or bfloat16 result is held to the bound of a float32 result, rounded
+once.
 
 Two things make the bound of sums wider. The factor of a mean is rounded too, in the same way for all terms: this adds
-eps / 2 * sum|terms|. And if the same row is added m times, its errors are equal, not independent: the bound has the
+eps / 2 * sum|terms|. And if the same row is added m times, its errors are equal, not independent. So the bound has the
 root of n * m, for TensorFlow and for our sums of float64, which are not added in blocks.
 """
 
@@ -77,13 +78,13 @@ def _repeats(ids: np.ndarray, sources: np.ndarray, rank: int) -> np.ndarray:
 
 
 def products(value: np.ndarray, ids: np.ndarray, dtype: torch.dtype) -> Reference:
-    """Return the product of the terms of each id with its bound; the arguments are those of :func:`sums`."""
+    """Return the product of the terms of each id with its bound; the arguments are as in :func:`sums`."""
     with np.errstate(invalid="ignore", over="ignore"):
         return Reference(value, epsilon(dtype) * _numbers(ids, value) * np.abs(value))
 
 
 def near(theirs: Outcome, relative: float, absolute: float, rounded: Callable[[str], bool]) -> dict[str, Reference]:
-    """Return TensorFlow's own floats, which NaNs of any bits meet; a little off may be those that ``rounded`` names."""
+    """Return TensorFlow's own floats, which NaNs of any bits meet; those in ``rounded`` may be a little off."""
     return {
         name: Reference(wide(x), relative * np.abs(wide(x)) + absolute if rounded(name) else np.zeros(x.shape))
         for name, x in theirs.values.items()

@@ -36,12 +36,13 @@ class Case:
     #: Keyword arguments: torch tensors; SparseTensor, RaggedTensor and IndexedSlices of compat.tensorflow; numbers,
     #: dtypes, None; strings in a list or numpy array; lists, tuples and dicts of all these.
     arguments: dict[str, Any]
-    #: A few words that tell this case from others.
+    #: A few words that distinguish this case from others.
     note: str
     #: The gradient of the result ``output``, or of several by name, where gradients are compared too. It is repeated or
     #: cut to the result's shape.
     upstream: Tensor | Mapping[str, Tensor] | None = None
-    #: The arguments whose gradients are compared if there is an upstream; for a SparseTensor that of its values.
+    #: The arguments whose gradients are compared if there is an upstream; for a SparseTensor the gradient of its
+    #: values.
     gradients: tuple[str, ...] = ()
     #: What our error message must contain, where the call fails; None: the name of one of the arguments.
     names: tuple[str, ...] | None = None
@@ -88,7 +89,7 @@ class Outcome:
 
 @dataclass
 class Reference:
-    """What a float result should be, and how far a good one may be off; for a sparse gradient both are dense."""
+    """The right float result, and how far a good one may be off; for a sparse gradient both are dense."""
 
     value: np.ndarray
     #: 0 for a value that must be met exactly.

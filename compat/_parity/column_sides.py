@@ -60,7 +60,7 @@ def run_tensorflow(tf: Any, arguments: dict[str, Any]) -> Any:
 
 
 def their_parts(tf: Any, column: Any, features: dict[str, Any]) -> dict[str, Any]:
-    """Return what TensorFlow's column makes of a batch: numbers, ids, or both."""
+    """Return the result of TensorFlow's column for a batch: numbers, ids, or both."""
     v2 = importlib.import_module("tensorflow.python.feature_column.feature_column_v2")
     cache = v2.FeatureTransformationCache(features)
     found: dict[str, Any] = {}

@@ -192,7 +192,7 @@ _PLAIN = (_identity, _hashed, _vocabulary_list, _crossed)
 
 
 def _weighted(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
-    """Draw a weighted column with rows of any length, in which each weight belongs to one id for certain."""
+    """Draw a weighted column with rows of any length; each weight belongs to one id for certain."""
     make = one_of(rng, _PLAIN[:3])
     column, features = make(rng, key, batch)
     lengths = rng.integers(0, 4, batch)
@@ -262,7 +262,7 @@ def _sequence_numeric(rng: np.random.Generator, key: str, batch: int) -> tuple[S
     numbers = _rows(lengths, lambda n: torch.from_numpy(rng.standard_normal(n)).to(torch.float32))
     if rng.random() < 0.3:
         # Some numbers are left out, but not the last of a step: lists of the same numbers, which have no places, would
-        # end within one; nor the last of the longest row, where TensorFlow's result ends.
+        # end within one. Nor is the last of the longest row, where TensorFlow's result ends.
         kept = torch.from_numpy(rng.random(len(numbers.values)) < 0.7)
         kept |= (numbers.indices[:, 1] + 1) % step == 0 if step > 1 else numbers.indices[:, 1] == int(lengths.max()) - 1
         numbers = SparseTensor(numbers.indices[kept], numbers.values[kept], numbers.dense_shape)

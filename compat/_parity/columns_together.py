@@ -58,7 +58,7 @@ def _alike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec]
 
 
 def _unlike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec], dict[str, Any]]:
-    """Draw columns of any kinds, some of which also read the feature of another."""
+    """Draw columns of any kinds; some also read the feature of another."""
     columns: list[Spec] = []
     features: dict[str, Any] = {}
     for k in range(count):
@@ -177,7 +177,7 @@ _ROWS: tuple[Callable[[SparseTensor], Any], ...] = (
 
 
 def _arrow(x: np.ndarray, nulls: bool) -> Any:
-    """Return a pyarrow array, perhaps a slice, with nulls in place of the marks of missing values."""
+    """Return a pyarrow array, perhaps a slice, with nulls instead of the marks of missing values."""
     import pyarrow as pa
 
     flat = x.reshape(-1)

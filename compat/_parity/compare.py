@@ -1,9 +1,9 @@
 """
 Comparison of the two outcomes of a case.
 
-Integers, strings, shapes, dtypes and order are compared exactly; floats by their distance from a reference in higher
-precision if the operator has one, else bit by bit. bounds.py has the distances allowed. If both calls fail, our message
-must name what is wrong.
+Integers, strings, shapes, dtypes and order are compared exactly. Floats are compared by their distance from a reference
+in higher precision if the operator has one, else bit by bit. The module bounds.py has the distances allowed. If both
+calls fail, our message must name the fault.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Verdict:
 
     #: What differs, in words; empty if nothing does.
     mismatches: list[str]
-    #: The largest error of our floats, as a fraction of what is allowed.
+    #: The largest error of our floats, as a fraction of the allowed one.
     our_error: float = 0.0
-    #: The largest error of TensorFlow's floats, as a fraction of what is allowed.
+    #: The largest error of TensorFlow's floats, as a fraction of the allowed one.
     their_error: float = 0.0
 
 
 def compare(case: Case, ours: Outcome, theirs: Outcome) -> Verdict:
-    """Compare names, dtypes, shapes and values; if both sides fail, check that our message says what was wrong."""
+    """Compare names, dtypes, shapes and values; if both sides fail, check that our message names the fault."""
     if ours.error is not None or theirs.error is not None:
         return Verdict(_compare_errors(case, ours.error, theirs.error))
     verdict = Verdict([])
@@ -117,7 +117,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _errors(result: Tensor, value: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Return each |result - value| as a fraction of what is allowed; infinite where NaNs or infinities differ."""
+    """Return each |result - value| as a fraction of the allowed one; infinite where NaNs or infinities differ."""
     with np.errstate(invalid="ignore", over="ignore"):
         rounded = _round(value, result.dtype)
         if result.dtype in HALVES:
@@ -134,5 +134,5 @@ def _errors(result: Tensor, value: np.ndarray, allowed: np.ndarray) -> np.ndarra
 
 
 def _round(exact: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Round exact numbers to what a result of this dtype can hold."""
+    """Round exact numbers to the numbers of this dtype."""
     return wide(narrow(exact, dtype)) if dtype.is_floating_point or dtype.is_complex else exact

@@ -67,7 +67,7 @@ def flattened(result: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
     """
     Yield the tensors of a result of either side with their names.
 
-    A named tuple's tensors have the names of its fields, a tuple's ``output[0]``, ..., those of composite tensors
+    A named tuple's tensors have the names of its fields, a tuple's ``output[0]``, ..., composite tensors'
     ``output.indices``, ...; a name inside another is ``outer.inner``.
     """
     prefix = "" if name == "output" else f"{name}."

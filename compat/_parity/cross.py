@@ -13,7 +13,7 @@ from . import draw
 from .case import FLOATS, INF, INT64_MAX, INTEGERS, NAN, Case, Operator
 from .draw import sparse_of
 
-# TensorFlow 2.21 hashes integers of sparse columns otherwise than SparseCrossHashed means to: see PARITY.md.
+# TensorFlow 2.21 does not hash integers of sparse columns as SparseCrossHashed intends: see PARITY.md.
 _WITHOUT_SPARSE_INTEGERS = "raw_ops.SparseCrossHashed"
 
 

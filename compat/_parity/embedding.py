@@ -42,7 +42,7 @@ def _params(case: Case) -> Any:
 
 
 def _strategy(case: Case) -> int:
-    """Return the number by which ``shard_rows`` knows the case's partition strategy."""
+    """Return the number of the case's partition strategy for ``shard_rows``."""
     by_default = "mod" if "v1" in case.operator and not _safe(case) else "div"
     return ("mod", "div").index(case.arguments.get("partition_strategy", by_default))
 
@@ -224,7 +224,7 @@ def _errors_of_weights(
 
     def errors(of_output: np.ndarray) -> np.ndarray:
         errors = (g * of_output[entries.bags]).sum(1) * np.abs(own)
-        # Our gradient is computed from the output as it is: rounded, if tables have a half type.
+        # Our gradient is computed from the returned output: rounded, if tables have a half type.
         rounding = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, 0.0)
         errors = errors + rounding * (g * np.abs(out)).sum(1)
         if dtype == torch.float16:

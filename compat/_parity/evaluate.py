@@ -29,7 +29,7 @@ def run_ours(case: Case, device: str = "cpu") -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # Before 2.13 torch may warn so, once in a process, of calls that do say whether to check.
+            # Before 2.13 torch may give this warning, once in a process, for calls that do set whether to check.
             warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)
             values = dict(flattened(call(mapped(case.arguments, lambda x: x.to(device)))))
             for label, further in operator.gradient_calls.items() if case.gradients else ():

@@ -1,7 +1,7 @@
 """
 Parity check of optimizers, over several steps with dense and sparse gradients and changing learning rates.
 
-A step inherits the errors of the steps before it, which no bound can follow: therefore the final variable and slots are
+A step inherits the errors of the steps before it, which no bound can follow. Therefore the final variable and slots are
 compared with TensorFlow's, within some units in the last place of the largest number of each.
 """
 
@@ -28,7 +28,7 @@ _V1, _KERAS = "compat.v1.train.", "keras.optimizers."
 UNITS = 32
 #: Units in the last place of a sum's largest term, for sums whose terms cancel.
 UNITS_OF_TERMS = 2
-#: The dtypes without the half types, for some of which TensorFlow has no kernels.
+#: The dtypes without the half types: TensorFlow has no kernels for some of those.
 _NARROW = (torch.float32, torch.float64)
 
 Draw = Callable[[np.random.Generator], Any]
@@ -118,7 +118,7 @@ _RULES: dict[str, _Rule] = {
     f"{_KERAS}Lion": _Rule({"beta_1": _choice(0.9, 0.5), "beta_2": _choice(0.99, 0.5)}, _NARROW),
 }
 
-#: Options of every Keras optimizer; a case has at most one of those that clip.
+#: Options of every Keras optimizer; a case has at most one option that clips.
 _OPTIONS: dict[str, Draw] = {
     "weight_decay": _uniform(0, 0.1),
     "use_ema": _choice(True),
@@ -150,7 +150,7 @@ def _once(gradient: Tensor | IndexedSlices) -> Tensor | IndexedSlices:
     Return the gradient with only the first slice of each row.
 
     Keras adds up the squares of a row's slices, and does not square their sum: its variance of the row may then be
-    negative, and the division by its root, a NaN, fails with an index that nobody gave it.
+    negative. The division by its root, a NaN, then fails with an index that no argument has.
     """
     if isinstance(gradient, Tensor):
         return gradient
@@ -244,9 +244,8 @@ def _largest_term_of_linear(case: Case, theirs: Outcome) -> float:
     """
     Return the largest term of Ftrl's sum ``linear += g - var * (new**-power - old**-power) / lr``.
 
-    Little may be left of the sum: if the variable's first values are far above those that Ftrl computes, roundings have
-    the size of this term, not of the result. TensorFlow's and ours were seen half a unit in its last place off the
-    exact sum.
+    Little may be left of the sum: if the variable's first values are far above Ftrl's, roundings have the size of this
+    term, not of the result. TensorFlow's and ours were seen half a unit in its last place off the exact sum.
     """
     accumulator = next(value for name, value in theirs.values.items() if name.startswith("accum"))
     power = -case.arguments.get("learning_rate_power", -0.5)

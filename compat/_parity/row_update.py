@@ -24,7 +24,7 @@ _PRECISIONS = {
     torch.float32: Precision(2.0**-24, 2.0**-126),
     torch.float64: Precision(2.0**-53, 2.0**-1022),
 }
-# How often one row may occur at most: the reference takes the items of a row one after another.
+# How often one row may occur at most: the reference takes the items of a row one by one.
 _MOST_REPEATS = 40
 # TensorFlow's Adagrad deals larger batches out to threads, which then write the same row at once (PARITY.md).
 _RACY_ELEMENTS = 4096

@@ -146,7 +146,7 @@ def _numbers(rng: np.random.Generator, operator: str, shape: tuple[int, ...], dt
 
 
 def _spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> str:
-    """Make one argument wrong and return what is wrong."""
+    """Make one argument wrong and return the fault."""
     ids = arguments["segment_ids"]
     ways = ["length", "id dtype", "bool", *(["too large"] if "num_segments" in arguments else ["rank"])]
     ways += ["negative", "unsorted"] if "num_segments" not in arguments and ids.shape[0] > 1 else []

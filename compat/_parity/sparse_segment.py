@@ -139,7 +139,7 @@ def _picked_grad(operator: str) -> list[Case]:
 
 
 def _spoil(rng: np.random.Generator, arguments: dict[str, Any], bound: int) -> str:
-    """Make one argument of a segment operator wrong and return which; ``bound`` is that of the indices."""
+    """Make one argument of a segment operator wrong and return which; ``bound`` is the indices' bound."""
     count = arguments["indices"].numel()
     data = next(name for name in ("data", "grad") if name in arguments)
     ways = ["length", "index dtype", "segment id dtype", "data dtype", "scalar data", "index rank", "segment id rank"]

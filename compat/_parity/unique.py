@@ -26,7 +26,7 @@ def _unique(operator: str) -> list[Case]:
         info = torch.iinfo(dtype)
         add("extremes", torch.tensor([info.max, info.min, 0, 1, info.max, info.min], dtype=dtype))
     for dtype in FLOATS:
-        # TensorFlow's hash of a half type tells -0.0 from 0.0, although they are equal.
+        # TensorFlow's hash of a half type distinguishes -0.0 from 0.0, although they are equal.
         zero = 0.0 if dtype in HALVES else -0.0
         add("zeros and NaN", torch.tensor([0.0, zero, NAN, 1.0, NAN, zero, 1.0, INF, -INF, INF], dtype=dtype))
         if dtype not in HALVES:
@@ -61,7 +61,7 @@ def random_unique(rng: np.random.Generator, operator: str, elements: int) -> Cas
     else:
         pool = draw.values(rng, (distinct,), dtype)
         if dtype in FLOATS:
-            # TensorFlow's hash of a half type tells -0.0 from 0.0, although they are equal.
+            # TensorFlow's hash of a half type distinguishes -0.0 from 0.0, although they are equal.
             zero = 0.0 if dtype in HALVES else -0.0
             pool[: distinct // 4] = float("nan") if rng.random() < 0.5 else zero
             pool[distinct // 4 : distinct // 3] = 0.0
@@ -123,7 +123,7 @@ def _random_unique_along(rng: np.random.Generator, operator: str, elements: int)
     dtype = draw.one_of(rng, (torch.bool, *FLOATS, *INTEGERS))
     pool = draw.values(rng, (distinct, *inner), dtype)
     if dtype in FLOATS and pool.numel():
-        # TensorFlow's hash of a half type tells -0.0 from 0.0, although they are equal.
+        # TensorFlow's hash of a half type distinguishes -0.0 from 0.0, although they are equal.
         flat = pool.reshape(-1)
         flat[: distinct // 4] = float("nan") if rng.random() < 0.3 else 0.0
         flat[distinct // 4 : distinct // 2] = 0.0 if dtype in HALVES else -0.0

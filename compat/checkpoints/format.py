@@ -75,7 +75,7 @@ CHUNK = 16 * 2**20
 
 
 class Entry(NamedTuple):
-    """What the index says of a tensor."""
+    """The index's entry of a tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -321,7 +321,7 @@ def reading(path: str) -> Iterator[None]:
     A file that is missing, or may not be opened, keeps its kind of error.
 
     Args:
-        path: what the caller gave.
+        path: the caller's path.
     """
     try:
         yield

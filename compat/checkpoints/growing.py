@@ -58,8 +58,8 @@ def growing_rows(source: Source, base: str, width: int, ends: Mapping[str, tuple
     Args:
         source: the file.
         base: the variable's name.
-        width: of its rows.
-        ends: how the names of slots end, and by what these are multiplied, by the name of the state.
+        width: the width of its rows.
+        ends: the ends of the slots' names and the factors of the slots, by the name of the state.
 
     Raises:
         ValueError: tensors are missing, or their shapes differ.
@@ -125,9 +125,9 @@ def check_rows(table: EmbeddingVariable, parts: list[GrowingRows], path: str, na
 
     Args:
         table: the table.
-        parts: what a file has for it.
-        path: of the file.
-        name: of the table.
+        parts: the table's rows in a file.
+        path: the path of the file.
+        name: the name of the table.
     """
     every = []
     for part in parts:
@@ -197,7 +197,7 @@ def _chunks(part: GrowingRows) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
         named |= {state: values, f"{state}-keys": keys}
     found = {name: (x.pieces(), x.shape) for name, x in named.items() if x is not None}
     count = part.values.shape[0]
-    # Rows of a slot may have another order than the table's, or those of partitions alternate: then all come at once.
+    # Rows of a slot may have another order than the table's, or partitions' rows may alternate: then all come at once.
     alternate = any(piece.place[0].step not in (None, 1) for pieces, _ in found.values() for piece in pieces)
     step = count if alternate or _reorders(part) else _ROWS
     for begin in range(0, count, max(step, 1)):
@@ -222,7 +222,7 @@ def write_rows(
 ) -> None:
     """Write the rows of a table, and the states of its optimizer; ``ends`` is as of :func:`growing_rows`."""
     with table.settled():
-        parts = list(table._rows.parts())
+        parts = list(table.table_rows.parts())
     columns: dict[str, Any] = {
         "keys": [part.keys.to(table.key_dtype) for part in parts],
         "values": [part.values for part in parts],

@@ -70,8 +70,8 @@ def targets_of(model: Module, chosen: Mapping[str, str] | None, parts: bool = Fa
     Return the tables of a model.
 
     Args:
-        model: whose tables are modules of torch or of ours.
-        chosen: those that are wanted, by name, by the name of their module or of their parameter; any parameter may be
+        model: the model, whose tables are modules of torch or of ours.
+        chosen: the wanted tables, by name, by the name of their module or of their parameter; any parameter may be
             among them. None: all tables.
         parts: whether tables of fixed size may be split over ranks.
 
@@ -120,7 +120,7 @@ def _target_named(name: str, targets: list[Target]) -> Target:
 
 
 def names_of(targets: list[Target], tables: str | Mapping[str, str] | None) -> list[str]:
-    """Return what tables are called in a file, as ``tables`` says."""
+    """Return the tables' names in a file, by ``tables``."""
     if isinstance(tables, Mapping):
         return list(tables.values())
     return [("{}" if tables is None else tables).replace("{}", target.name) for target in targets]
@@ -188,8 +188,8 @@ def keras_order(source: Source, variables: Sequence[str]) -> list[Found | None]:
 
     Args:
         source: a file.
-        variables: all of them, by names of the file, or by Keras's paths such as ``"users/embeddings"``, of which a
-            file of weights has the layers.
+        variables: all of them, by names of the file, or by Keras's paths such as ``"users/embeddings"``: a file of
+            weights has the layers of these.
 
     Returns:
         The variables; None for one whose layer is not the only one of its name.
@@ -227,7 +227,7 @@ def keras_order(source: Source, variables: Sequence[str]) -> list[Found | None]:
 def _matches(source: Source, text: str) -> list[Found]:
     """Return the variables that a text names, by some parts of a name or by a pattern with ``*``."""
     names = [(x.name, source.names(x.name)) for x in _variables(source)]
-    # Of a variable that the file does not have it may have the slots.
+    # The file may have the slots of a variable that it does not have.
     names = [(name, others) for name, others in names if not any(map(_SLOT.search, others))]
     return [source.tensors[name] for name in chosen(text, names)]
 
@@ -245,12 +245,12 @@ def _are_copies(source: Source, a: Found, b: Found) -> bool:
 
 def chosen(text: str, names: list[tuple[str, list[str]]], between: str = "/") -> list[str]:
     """
-    Return those of some names that, or other names of which, a text matches.
+    Return the names that a text matches, or whose other names it matches.
 
     Args:
         text: a name; or some parts of one; or a pattern with ``*`` for anything.
-        names: each with all names of the same.
-        between: what is between the parts of a name.
+        names: the names, each with all other names of the same variable.
+        between: the separator of the parts of a name.
     """
     exact = [name for name, others in names if text in others]
     if exact:

@@ -1,4 +1,4 @@
-"""What a file has for each table of a model and its optimizer: its checks, and its way into them."""
+"""A file's content for each table of a model and its optimizer: its checks, and its way into them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Plan", "check_arguments", "check_contents", "check_plan", "group_of"
 
 
 class Plan(NamedTuple):
-    """A table, and what a file has for it."""
+    """A table, and a file's content for it."""
 
     target: Target
     weight: Found | None
@@ -60,14 +60,14 @@ def check_plan(
     path: str, plan: Plan, optimizer: RowOptimizer | None, where_steps: str, shape: tuple[int, ...] | None = None
 ) -> None:
     """
-    Raise ``ValueError`` unless what a file has can be copied without loss.
+    Raise ``ValueError`` unless a file's content for a table can be copied without loss.
 
     Args:
-        path: of the file.
-        plan: what it has.
-        optimizer: that takes over the states.
-        where_steps: by which names files say how many steps have been taken.
-        shape: of the whole table. Default: of the parameter.
+        path: the path of the file.
+        plan: the table's plan, with the file's content for it.
+        optimizer: the optimizer that takes over the states.
+        where_steps: the names under which files have the number of steps that have been taken.
+        shape: the shape of the whole table. Default: the parameter's.
     """
     target, slots = plan.target, plan.slots
     parameter, growing, group = target.parameter, target.growing, group_of(optimizer, target.parameter)
@@ -117,7 +117,7 @@ def _check_tensor(path: str, found: Found, target: Target, shape: tuple[int, ...
 
 
 def moves_of(plan: Plan) -> list[Move]:
-    """Return what goes where."""
+    """Return the moves: what goes where."""
     where = plan.target.parameter_name
     pairs = [] if plan.weight is None else [(plan.weight, where)]
     if plan.growing:
@@ -135,12 +135,12 @@ def load_plan(
     plan: Plan, optimizer: RowOptimizer | None, copy: Callable[[Piece, Tensor], None] = copy_bytes
 ) -> Iterator[None]:
     """
-    Write what a file has for a table into the model and its optimizer, a piece at a step.
+    Write a file's content for a table into the model and its optimizer, a piece at a step.
 
     Args:
-        plan: what it has, checked.
-        optimizer: that takes over the states.
-        copy: copies a piece to the table, or to a state of its rows, of which a rank may have a part.
+        plan: the table's plan, checked.
+        optimizer: the optimizer that takes over the states.
+        copy: a function that copies a piece to the table, or to a state of its rows; a rank may have a part of these.
     """
     target, steps = plan.target, plan.slots.steps or 0
     if target.growing is not None:

@@ -66,7 +66,7 @@ _KERAS_SLOTS = {slot.keras for _, _, slots in _SLOTS for slot in slots}
 
 
 class Slots(NamedTuple):
-    """What a file has of the optimizer's state of a table."""
+    """A file's content of the optimizer's state of a table."""
 
     states: dict[str, tuple[Found, float]]
     """By the name of the state: the slot, and by what it is multiplied."""
@@ -109,7 +109,7 @@ def keras_groups(optimizer: RowOptimizer, group: dict[str, Any]) -> list[list[st
 
 def factor_of(optimizer: RowOptimizer, group: dict[str, Any], state: str, is_keras: bool) -> float:
     """
-    Return by what a slot is multiplied to become a state of ``optim``.
+    Return the number by which a slot is multiplied to become a state of ``optim``.
 
     TensorFlow's RMSProp, and Keras's momentum, keep steps in a slot where torch keeps gradients.
     """
@@ -123,7 +123,7 @@ def factor_of(optimizer: RowOptimizer, group: dict[str, Any], state: str, is_ker
 
 
 def _check_kind(source: Source, owner: str, optimizer: RowOptimizer) -> None:
-    """Raise ``ValueError`` if the name of an optimizer in a file of Keras is that of another kind than ours."""
+    """Raise ``ValueError`` if the name of an optimizer in a file of Keras belongs to another kind than ours."""
     kind = re.sub(r"[_\d]", "", owner.rpartition("/")[2]).lower()
     ours = [x.__name__.lower() for kinds, _, _ in _SLOTS if isinstance(optimizer, kinds) for x in kinds]
     if kind in _KERAS_OPTIMIZERS and kind not in ours:
@@ -131,7 +131,7 @@ def _check_kind(source: Source, owner: str, optimizer: RowOptimizer) -> None:
 
 
 def check_rule(path: str, optimizer: RowOptimizer, group: dict[str, Any], slots: Slots) -> None:
-    """Raise ``ValueError`` if no step of an optimizer is that of the one whose slots a file has."""
+    """Raise ``ValueError`` if no step of an optimizer is the step of the one whose slots a file has."""
     why = ""
     if isinstance(optimizer, optim.RMSprop) and group["eps"] != 0:
         why = f"optim.RMSprop adds eps to the root, and TensorFlow below it: eps must be 0, got {group['eps']}"
@@ -165,12 +165,12 @@ def find_slots(
     Args:
         source: the file.
         variable: the table.
-        optimizer: ours, which says what slots are wanted.
+        optimizer: our optimizer, which determines the wanted slots.
         group: the parameter's group.
-        variables: all trainable variables of a Keras model in order, which a file of weights does not say.
+        variables: all trainable variables of a Keras model in order, which a file of weights does not contain.
 
     Raises:
-        ValueError: slots are missing, or are not those of one optimizer.
+        ValueError: slots are missing, or do not belong to one optimizer.
     """
     slots = _known(optimizer, group)[1]
     if source.is_h5:

@@ -83,7 +83,7 @@ class Found(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a checkpoint or a file of weights holds."""
+    """The content of a checkpoint or a file of weights."""
 
     path: str
     tensors: dict[str, Found]
@@ -99,7 +99,7 @@ class Source(NamedTuple):
         return list(dict.fromkeys([name, self.full_names.get(name, name)]))
 
     def named(self, name: str) -> list[Found]:
-        """Return the tensor of a name in the file, or else those of variables of that name."""
+        """Return the tensor of a name in the file, or else the tensors of variables of that name."""
         if name in self.tensors:
             return [self.tensors[name]]
         return [self.tensors[key] for key, full in self.full_names.items() if full == name]
@@ -110,9 +110,9 @@ def open_source(path: str | os.PathLike[str], strategy: str) -> Source:
     Return the variables of a checkpoint, a SavedModel, a ``.weights.h5`` or ``.keras``.
 
     Args:
-        path: of the file; a checkpoint's without ``.index``, or its folder, where the file ``checkpoint`` names the
-            last one; a SavedModel's folder.
-        strategy: how rows lie in partitions that are stored under names of their own: "div" or "mod".
+        path: the path of the file; a checkpoint's without ``.index``, or its folder, where the file ``checkpoint``
+            names the last one; a SavedModel's folder.
+        strategy: the rule by which rows lie in partitions that are stored under separate names: "div" or "mod".
     """
     path = os.fspath(path)
     with reading(path):
@@ -334,7 +334,7 @@ def _opened(path: str, content: Tensor) -> Iterator[tuple[Any, int, Callable[[],
 
 def _check_heaps(path: str, content: Tensor) -> None:
     """
-    Raise ``ValueError`` if a heap of strings in an HDF5 file has an object without an end, over which HDF5 never gets.
+    Raise ``ValueError`` if a heap of strings in an HDF5 file has an object without an end: HDF5 would never end.
 
     Source: "Global Heap" in the HDF5 File Format Specification.
     """

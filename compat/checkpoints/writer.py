@@ -50,7 +50,7 @@ class CheckpointWriter:
 
     def __enter__(self) -> CheckpointWriter:
         with ExitStack() as files:
-            # What is opened last is the first to get its name: no index is there without its data.
+            # The file opened last is the first to get its name: no index is there without its data.
             self._index_file = files.enter_context(whole_file(f"{self.prefix}.index"))
             self._file = files.enter_context(whole_file(self.data))
             self._files = files.pop_all()
@@ -68,10 +68,10 @@ class CheckpointWriter:
         Write a tensor.
 
         Args:
-            name: which the checkpoint does not have yet.
-            tensor: of any device and any dtype that TensorFlow has.
-            parts: into how many slices of its first dimension it is cut, as a partitioned variable is.
-            factor: by what it is multiplied.
+            name: the tensor's name, which the checkpoint does not have yet.
+            tensor: a tensor on any device and of any dtype that TensorFlow has.
+            parts: the number of slices of its first dimension into which it is cut, as a partitioned variable is.
+            factor: the number by which it is multiplied.
 
         Raises:
             ValueError: the name is taken, there are fewer rows than parts, or TensorFlow has no such dtype.

@@ -24,7 +24,7 @@ __all__ = ["Saved", "write_checkpoint", "write_h5"]
 
 
 class Saved(NamedTuple):
-    """A table that is to be saved."""
+    """A table to save."""
 
     name: str
     target: Target
@@ -40,7 +40,7 @@ class Saved(NamedTuple):
         if isinstance(self.state.get(name), Tensor):
             return self.state[name]
         parameter = self.target.parameter
-        initial = torch.tensor(optimizer._initial(name), dtype=accumulator_dtype(parameter.dtype))
+        initial = torch.tensor(optimizer.initial_value(name), dtype=accumulator_dtype(parameter.dtype))
         return initial.expand(parameter.shape)
 
 

@@ -25,9 +25,9 @@ class Discretization(Encoder):
     one. Floats are compared in float32, whatever the layer's dtype is.
 
     Args:
-        bin_boundaries: ascending.
-        num_bins: instead of boundaries: how many bins, with about equally many numbers, ``adapt`` finds.
-        epsilon: how far off the boundaries may be, as a fraction of the numbers. Default 0.01.
+        bin_boundaries: the boundaries, ascending.
+        num_bins: the number of bins, with about equally many numbers, that ``adapt`` finds, instead of boundaries.
+        epsilon: the largest error of the boundaries, as a fraction of the numbers. Default 0.01.
         output_mode: ``"int"``: bins, int32; ``"one_hot"``, ``"multi_hot"``, ``"count"``: vectors, as of
             :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
@@ -76,7 +76,7 @@ class Discretization(Encoder):
 
         Args:
             data: one array or tensor, or an iterable of such batches.
-            steps: how many batches to take at most. Default: all.
+            steps: the most batches to take. Default: all.
 
         Raises:
             ValueError: for a layer that was given boundaries.
@@ -170,14 +170,14 @@ class CategoryEncoding(Encoder):
         sparse: whether the vectors are given as a ``SparseTensor``.
         name: the layer's name.
         dtype: the dtype of the vectors; default: torch's default dtype.
-        trainable: ignored.
+        trainable: an argument that is ignored.
 
     Shapes:
         Of ids as for :class:`Hashing`; floats are truncated. ``count_weights`` are of their shape, for ``"count"``.
 
     Raises:
-        ValueError: for arguments or inputs that Keras refuses too, such as negative ids, unless the inputs are a
-            ``SparseTensor`` of rank 2 and the vectors strided: then these do not count.
+        ValueError: for arguments or inputs that Keras refuses too, such as negative ids. If the inputs are a
+            ``SparseTensor`` of rank 2 and the vectors strided, negative ids do not count instead.
 
     Source: ``keras.layers.CategoryEncoding``.
 

@@ -22,7 +22,7 @@ class Entries(NamedTuple):
     bins: Tensor
     #: The shape of the result's rows: its shape without the last dimension.
     shape: tuple[int, ...]
-    #: What each entry counts. None: 1.
+    #: The weight of each entry. None: 1.
     weights: Tensor | None = None
 
 
@@ -36,7 +36,7 @@ def one_hot_entries(bins: Tensor) -> Entries:
 
 
 def reduced_entries(bins: Tensor) -> Entries:
-    """Let entries along dimension 1 share a row; all entries of a vector or scalar share one."""
+    """Make entries along dimension 1 share a row; all entries of a vector or scalar share one."""
     if bins.dim() < 2:
         return Entries(torch.zeros_like(bins, dtype=torch.int64).reshape(-1), bins.reshape(-1), ())
     shape = (bins.shape[0], *bins.shape[2:])
@@ -77,12 +77,12 @@ def encode(x: Any, mode: str, depth: int, dtype: torch.dtype, sparse: bool, weig
         x: int64: a tensor, a ``SparseTensor`` of rank 1 or 2 (not for ``"one_hot"``) or a ``RaggedTensor`` of two
             dimensions.
         mode: ``"one_hot"``: a vector of each id; ``"multi_hot"``, ``"count"``: a vector of each row of ids.
-        depth: the length of the vectors. Ids that are not below it do not count. Negative ids do not count either,
-            except that they are refused for ``"multi_hot"`` and ``"count"`` in inputs of up to two dimensions; a
-            ``SparseTensor`` may have them if the vectors are strided.
+        depth: the length of the vectors. Ids that are not below it do not count. Negative ids do not count either, but
+            they are refused for ``"multi_hot"`` and ``"count"`` in inputs of up to two dimensions. A ``SparseTensor``
+            may have them if the vectors are strided.
         dtype: the vectors' dtype.
         sparse: whether they are given as a ``SparseTensor``.
-        weights: of ``x``'s shape, for ``"count"``.
+        weights: weights of ``x``'s shape, for ``"count"``.
     """
     counts_all = mode == "count"
     if isinstance(x, SparseTensor):

@@ -26,21 +26,23 @@ class Hashing(Encoder):
     and ``false``, strings as their UTF-8.
 
     Args:
-        num_bins: the number of bins, that of ``mask_value`` included.
+        num_bins: the number of bins, the bin of ``mask_value`` included.
         mask_value: the value whose bin is 0; then all others have bins from 1 on (unless there is only one bin). It is
             compared with inputs before floats are truncated, and must be of their kind.
         salt: an integer, or two: the key of a SipHash (one integer stands for two). None: FarmHash, without a key.
-        output_mode: ``"int"``: the bins; ``"one_hot"``: a vector of ``num_bins`` for each input, with a 1 at its bin;
-            ``"multi_hot"``, ``"count"``: such a vector for each row of inputs, with ones or with the numbers of inputs.
+        output_mode: the form of the output. ``"int"``: the bins; ``"one_hot"``: a vector of ``num_bins`` for each
+            input, with a 1 at its bin. ``"multi_hot"``, ``"count"``: such a vector for each row of inputs, with ones or
+            with the numbers of inputs.
         sparse: whether the vectors are given as a ``SparseTensor``.
         name: the layer's name.
         dtype: the dtype of the result; default: int64, for vectors torch's default dtype.
-        trainable: ignored.
+        trainable: an argument that is ignored.
 
     Shapes:
         A tensor, numpy array or nested list of any shape. ``"int"`` keeps it; ``"one_hot"`` appends ``num_bins`` to it,
-        after dropping a last dimension of 1; ``"multi_hot"`` and ``"count"`` replace dimension 1, or that of a vector.
-        A ``SparseTensor`` of rank 1 or 2 (not for ``"one_hot"``) or a ``RaggedTensor`` of two dimensions likewise.
+        after dropping a last dimension of 1; ``"multi_hot"`` and ``"count"`` replace dimension 1, or a vector's
+        dimension. A ``SparseTensor`` of rank 1 or 2 (not for ``"one_hot"``) or a ``RaggedTensor`` of two dimensions
+        likewise.
 
     Raises:
         ValueError, TypeError: for arguments or inputs that Keras refuses too.
@@ -127,7 +129,7 @@ def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
 
 
 def _wrapped(number: int, limits: torch.iinfo) -> int:
-    """Wrap the mask value into a narrow dtype: TensorFlow drops the upper bits of what the dtype cannot hold."""
+    """Wrap the mask value into a narrow dtype: TensorFlow drops the upper bits that the dtype cannot hold."""
     if not -(2**63) <= number <= max(limits.max, 2**63 - 1):
         raise ValueError(f"mask_value must be an integer of 64 bits, got {number}")
     return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
@@ -137,7 +139,7 @@ class HashedCrossing(Encoder):
     """
     Cross features: hash each combination of their values to a bin.
 
-    Integers are crossed as they are, not as their text, strings as their FarmHash.
+    Integers are crossed by value, not as their text, strings as their FarmHash.
 
     Args:
         num_bins: the number of bins; 0: as many as there are integers below 2 ** 63 - 1.

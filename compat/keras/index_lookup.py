@@ -1,4 +1,4 @@
-"""A lookup layer for tokens of any kind: a vocabulary behind special tokens, and what is made of ids."""
+"""A lookup layer for tokens of any kind: a vocabulary behind special tokens, and the forms of output."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class IndexLookup(Layer):
         return self._oov_start() + self.num_oov_indices
 
     def vocabulary_size(self) -> int:
-        """Return the number of ids: those of the special tokens and of the vocabulary."""
+        """Return the number of ids: the special tokens' and the vocabulary's."""
         return len(self._tokens) + self._token_start()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
@@ -124,12 +124,12 @@ class IndexLookup(Layer):
         Replace the vocabulary.
 
         Args:
-            vocabulary: distinct tokens, with or without the special ones before them: a list, tuple, numpy or pyarrow
-                array or tensor; or the name of a text file with one token in each line.
-            idf_weights: one for each, for ``output_mode="tf_idf"`` and no other.
+            vocabulary: distinct tokens, with or without the special ones before them. They are a list, tuple, numpy or
+                pyarrow array or tensor, or the name of a text file with one token in each line.
+            idf_weights: a weight for each token, for ``output_mode="tf_idf"`` and no other.
 
         Raises:
-            ValueError: for what Keras refuses too.
+            ValueError: for arguments that Keras refuses too.
         """
         if (idf_weights is None) == (self.output_mode == "tf_idf"):
             raise ValueError(f"idf_weights must be given for output_mode 'tf_idf' alone, got {idf_weights!r}")
@@ -192,7 +192,7 @@ class IndexLookup(Layer):
         self._fill_weights(weights, weights.mean(), in_front)
 
     def _fill_weights(self, weights: np.ndarray, mean: Any, in_front: int) -> None:
-        """Set the weights of all ids: the mean for those in front of the given ones, and 0 for those behind."""
+        """Set the weights of all ids: the mean for ids in front of the given ones, and 0 for ids behind."""
         front = np.full(in_front, mean)
         behind = np.zeros(max(self._depth() - in_front - len(weights), 0))
         self.idf_weights = torch.from_numpy(np.concatenate([front, weights, behind]).astype(np.float32))
@@ -208,7 +208,7 @@ class IndexLookup(Layer):
 
         Args:
             data: one array or list of tokens, or an iterator, generator or data set of such batches.
-            steps: how many batches to take at most. Default: all.
+            steps: the most batches to take. Default: all.
 
         Raises:
             ValueError: for a layer that was given a vocabulary.

@@ -18,16 +18,16 @@ class StringLookup(IndexLookup):
     """
     Map strings to their places in a vocabulary, or places to strings.
 
-    The ids, in order: the mask's, if there is one and ``output_mode`` is ``"int"``; those of unknown strings; the
+    The ids, in order: the mask's, if there is one and ``output_mode`` is ``"int"``; the unknown strings'; the
     vocabulary's.
 
     Args:
-        max_tokens: how many ids there may be. Default: no limit.
-        num_oov_indices: how many ids are for unknown strings: with more than one, by their hash; 0: an unknown
-            string is an error. Default 1.
+        max_tokens: the largest number of ids. Default: no limit.
+        num_oov_indices: the number of ids for unknown strings: with more than one, by their hash; 0: an unknown string
+            is an error. Default 1.
         mask_token: a string with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
         oov_token: the string that ids without a string become with ``invert``. Default ``"[UNK]"``.
-        vocabulary: see :meth:`set_vocabulary`. Default: ``adapt`` finds it.
+        vocabulary: the argument of :meth:`set_vocabulary`. Default: ``adapt`` finds it.
         idf_weights: the weight of each word of the vocabulary, for ``output_mode="tf_idf"``.
         invert: whether ids become strings: a numpy array of ``bytes``. Default False.
         output_mode: ``"int"``: ids; ``"one_hot"``: a vector for each input; ``"multi_hot"``, ``"count"``,
@@ -40,7 +40,7 @@ class StringLookup(IndexLookup):
         **kwargs: ``oov_method``, ``vocabulary_size``, ``trainable`` and ``dtype`` of configurations, without effect.
 
     Shapes:
-        As for :class:`Hashing`. Ids and vectors are int64, those of ``"tf_idf"`` float32.
+        As for :class:`Hashing`. Ids and vectors are int64, vectors of ``"tf_idf"`` float32.
 
     Raises:
         ValueError: for arguments, vocabularies or inputs that Keras refuses too.
@@ -138,19 +138,20 @@ class IntegerLookup(IndexLookup):
     Map integers to their places in a vocabulary, or places to integers.
 
     Args:
-        max_tokens: as in :class:`StringLookup`.
-        num_oov_indices: as in :class:`StringLookup`; with more than one, ``oov_method`` tells unknown integers apart.
+        max_tokens: the argument of :class:`StringLookup`.
+        num_oov_indices: the argument of :class:`StringLookup`; with more than one, ``oov_method`` distributes unknown
+            integers.
         mask_token: an integer with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
         oov_token: the integer that ids without an integer become with ``invert``. Default -1.
-        vocabulary: as in :class:`StringLookup`; a file has one integer in each line.
+        vocabulary: the argument of :class:`StringLookup`; a file has one integer in each line.
         vocabulary_dtype: ``"int64"``.
-        idf_weights: as in :class:`StringLookup`.
+        idf_weights: the argument of :class:`StringLookup`.
         invert: whether ids become integers, int64. Default False.
-        output_mode: as in :class:`StringLookup`.
-        sparse: as in :class:`StringLookup`.
-        pad_to_max_tokens: as in :class:`StringLookup`.
+        output_mode: the argument of :class:`StringLookup`.
+        sparse: the argument of :class:`StringLookup`.
+        pad_to_max_tokens: the argument of :class:`StringLookup`.
         oov_method: ``"floormod"`` (default): the remainder; ``"farmhash"``: the hash of the decimal text.
-        salt: as in :class:`StringLookup`, only with ``oov_method="farmhash"``.
+        salt: the argument of :class:`StringLookup`, only with ``oov_method="farmhash"``.
         name: the layer's name.
         **kwargs: ``vocabulary_size``, ``trainable`` and ``dtype`` of configurations, without effect.
 

@@ -1,8 +1,8 @@
 """
 TensorFlow's names, argument order, defaults, output dtypes and behaviour, on torch tensors.
 
-``from torchsparse_rec.compat import tensorflow as tf`` and the calls of the ported program stay as they are. Every
-symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow itself is not needed and not imported.
+Write ``from torchsparse_rec.compat import tensorflow as tf``, and the calls of the ported program stay unchanged. Every
+symbol has a row in compat/PARITY.md with its differences. TensorFlow itself is not needed and not imported.
 """
 
 from . import compat as compat

@@ -167,11 +167,11 @@ def cross(inputs: Any, name: str | None = None, separator: Any = None) -> Sparse
     Cross columns: every combination of one value of each, row by row, joined to one string.
 
     Args:
-        inputs: a list of columns with the same number of rows: each a :class:`.SparseTensor` of rank 2 or a matrix
+        inputs: a list of columns with the same number of rows. Each is a :class:`.SparseTensor` of rank 2 or a matrix
             (a tensor, or a numpy array of strings). **Sparse columns come before dense ones in the cross**, whatever
             their order here. Numbers are cast to int64. Entries of a SparseTensor that come after one of a later row
             are lost.
-        name: ignored.
+        name: the name, ignored.
         separator: a string between the values; default ``"_X_"``.
 
     Returns:
@@ -198,10 +198,10 @@ def cross_hashed(
     Cross columns: every combination of one value of each, row by row, hashed to one number.
 
     Args:
-        inputs: as for :func:`cross`.
-        num_buckets: hashes are taken modulo this number; 0: modulo 2 ** 63 - 1.
+        inputs: the argument of :func:`cross`.
+        num_buckets: the number by whose modulo hashes are taken; 0: modulo 2 ** 63 - 1.
         hash_key: an integer of 64 bits, signed. **0 means the default**, as None does.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A :class:`.SparseTensor` of int64: the combinations of each row, the last column's values changing fastest, in

@@ -216,7 +216,7 @@ def _weights(argument: str, weights: Any, ids: Tensor) -> Tensor:
 def _options(
     shards: list[Tensor], partition_strategy: PartitionStrategy, max_norm: Any, sparse_gradient: bool
 ) -> dict[str, Any]:
-    """Return what all our operators of lookups take; sparse gradients of the shards will be marked as coalesced."""
+    """Return the common arguments of our lookup operators; the shards' sparse gradients will be marked as coalesced."""
     if sparse_gradient and torch.is_grad_enabled():
         for shard in shards:
             if shard.requires_grad and shard.is_leaf:

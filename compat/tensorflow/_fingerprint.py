@@ -20,11 +20,11 @@ def fingerprint(data: Any, method: Any = "farmhash64", name: str | None = None) 
     Return FarmHash Fingerprint64 of each row of ``data``, as 8 bytes.
 
     Args:
-        data: ``[N, ...]``, a tensor, a numpy array, a list of numbers, or strings. What is hashed of a row is its bytes
-            as they lie in memory. A row of one string is hashed as that string; of several strings, or none, what is
-            hashed are the fingerprints of the strings.
+        data: ``[N, ...]``, a tensor, a numpy array, a list of numbers, or strings. A row is hashed by its bytes in
+            memory. A row of one string is hashed as that string; a row of several strings, or none, as the strings'
+            fingerprints.
         method: only ``"farmhash64"``.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``[N, 8]``, uint8: the hashes, their lowest bytes first.

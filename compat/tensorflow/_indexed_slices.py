@@ -1,8 +1,8 @@
 """
 Norms, clipping and conversion to a dense tensor of :class:`.IndexedSlices`.
 
-Norms are those of the tensor that the slices stand for: rows that share an index are added up first. TensorFlow takes
-the norm of the slices as they come, which differs as soon as an index repeats.
+Norms are of the tensor that the slices stand for: rows that share an index are added up first. TensorFlow takes the
+norm of the slices as they come, which differs as soon as an index repeats.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def convert_to_tensor(
     Make a dense tensor of :class:`.IndexedSlices`: slices of one index add up, negative indices drop out.
 
     Args:
-        value: slices whose ``dense_shape`` is known (only its first element matters), or what can be converted to a
-            tensor.
+        value: slices whose ``dense_shape`` is known (only its first element matters), or any value that can be
+            converted to a tensor.
         dtype: the dtype of the result. Slices must have it already.
         dtype_hint: the dtype of the result if ``dtype`` is None and ``value`` has no dtype of its own.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         ValueError: for slices without ``dense_shape``, of another ``dtype``, or with an index that is too large.
@@ -70,7 +70,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         t: a tensor, or :class:`.IndexedSlices`: these are merged first, which TensorFlow does not do.
         clip_norm: a number or scalar tensor.
         axes: the dimensions whose elements make up a norm; all by default.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A tensor, or slices if ``t`` is slices; slices come back merged.
@@ -100,7 +100,7 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
 
     Args:
         t_list: tensors, :class:`.IndexedSlices` (merged first, which TensorFlow does not do), and None.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A scalar; 0 in float32 if ``t_list`` has no tensor.
@@ -131,10 +131,10 @@ def clip_by_global_norm(
     Scale all tensors by one number, so that their :func:`global_norm` is at most ``clip_norm``.
 
     Args:
-        t_list: as of :func:`global_norm`.
+        t_list: the argument of :func:`global_norm`.
         clip_norm: a number or scalar tensor.
         use_norm: the norm to go by, if known.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``(list_clipped, global_norm)``. Slices keep their indices. An infinite norm makes everything NaN.

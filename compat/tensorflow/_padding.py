@@ -13,7 +13,7 @@ from .arguments import as_tensor
 
 
 def kept_lengths(dense: Tensor | np.ndarray, lengths: Any, padding: Any) -> Tensor:
-    """Return how much of each row to keep: the given lengths, what comes before padding, or all if both are None."""
+    """Return the length of each row to keep: the given length, the part before padding, or all if both are None."""
     rows, columns = dense.shape[:2]
     if lengths is not None:
         kept = as_int64("lengths", lengths, device_of(dense)).clamp(0, columns)

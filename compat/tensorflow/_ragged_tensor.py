@@ -38,8 +38,8 @@ class RaggedTensor:
         Args:
             values: ``[N, ...]``, a tensor or strings, or the :class:`RaggedTensor` of the inner rows.
             row_splits: ``[nrows + 1]``, from 0 to N, not decreasing.
-            name: ignored.
-            validate: ignored: row_splits are always checked.
+            name: the name, ignored.
+            validate: an argument that is ignored: row_splits are always checked.
 
         Example:
             >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).row_splits
@@ -79,9 +79,9 @@ class RaggedTensor:
         Args:
             values: ``[N, ...]``.
             value_rowids: ``[N]``, sorted and not negative.
-            nrows: how many rows there are; default: the last row id + 1.
-            name: ignored.
-            validate: ignored.
+            nrows: the number of rows. Default: the last row id + 1.
+            name: the name, ignored.
+            validate: an argument that is ignored.
 
         Example:
             >>> RaggedTensor.from_value_rowids([3, 1, 4], [0, 0, 2], 4).to_list()
@@ -174,8 +174,8 @@ class RaggedTensor:
             tensor: ``[nrows, ncols, ...]``.
             lengths: ``[nrows]``: how much of each row to keep; cut to ``[0, ncols]``. Only with ragged_rank 1.
             padding: a value: elements at a row's end that are equal to it are dropped. Not with ``lengths``.
-            ragged_rank: how many dimensions after the first become ragged.
-            name: ignored.
+            ragged_rank: the number of dimensions after the first that become ragged.
+            name: the name, ignored.
             row_splits_dtype: torch.int64; others are not supported.
 
         Example:
@@ -326,14 +326,14 @@ class RaggedTensor:
     # ---- Other forms ----
 
     def with_values(self, new_values: Any) -> RaggedTensor:
-        """Return the same rows with other values, of which there must be as many."""
+        """Return the same rows with as many other values."""
         inner = _as_inner(new_values)
         if inner.shape[0] != self.values.shape[0]:
             raise ValueError(f"new_values must have {self.values.shape[0]} rows, got {inner.shape[0]}")
         return RaggedTensor(inner, self.row_splits)
 
     def with_flat_values(self, new_values: Any) -> RaggedTensor:
-        """Return the same rows with other innermost values, of which there must be as many."""
+        """Return the same rows with as many other innermost values."""
         if isinstance(self.values, RaggedTensor):
             return self.with_values(self.values.with_flat_values(new_values))
         return self.with_values(new_values)
@@ -351,7 +351,7 @@ class RaggedTensor:
         Args:
             default_value: a scalar of the values' kind, or of the shape of one innermost value; default: 0, "" or
                 False.
-            name: ignored.
+            name: the name, ignored.
             shape: sizes of the result; None: as large as the rows need. Longer rows are cut.
 
         Example:

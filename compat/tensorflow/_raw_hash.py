@@ -121,8 +121,8 @@ def SparseCrossHashed(
     Compute a hashed cross whose hash starts with the first column's value, of columns in parts.
 
     Strings are crossed as their Fingerprint64, or as their SipHash-2-4 with the key ``salt`` if ``strong_hash``.
-    Integers of sparse columns are hashed the same way, as strings of their 8 bytes; integers of dense columns are so
-    only if ``strong_hash``, otherwise they are crossed as they are.
+    Integers of sparse columns are hashed the same way, as strings of their 8 bytes. So are integers of dense columns if
+    ``strong_hash``; otherwise they are crossed unhashed.
     """
     columns = _columns(indices, values, shapes, dense_inputs)
     key = as_tensor("salt", salt).tolist()

@@ -1,12 +1,12 @@
 """
 ``tf.raw_ops.ResourceSparseApply*`` as functions: an optimizer's step on the rows that a gradient names.
 
-TensorFlow's operators write into variables; these functions leave their arguments as they are and return new tensors.
-All share these rules:
+TensorFlow's operators write into variables; these functions do not change their arguments and return new tensors. All
+share these rules:
 
-* ``grad`` ``[N, ...]`` and ``indices`` ``[N]`` (int32 or int64) are the slices of an IndexedSlices; ``var`` and its
+* ``grad`` ``[N, ...]`` and ``indices`` ``[N]`` (int32 or int64) are the slices of an IndexedSlices. ``var`` and its
   slots ``[V, ...]`` have one shape and dtype: float16, bfloat16, float32 or float64.
-* Slices of one row are applied one after another, in their order. Rows that ``indices`` does not name stay as they are.
+* Slices of one row are applied one by one, in their order. Rows that ``indices`` does not name stay unchanged.
 * Hyperparameters are numbers or scalar tensors of the dtype of ``var``. (On CUDA tensors of them are read back.)
 * ``use_locking`` and ``name`` are ignored.
 * Errors are ValueError, and IndexError for an index outside ``[0, V)``.
@@ -98,7 +98,7 @@ def _number(argument: str, value: Any, var: Tensor) -> float:
 
 
 def _as_var(argument: str, value: Any, var: Tensor) -> Tensor:
-    """Convert a value to a tensor on the device of ``var``; a value without a dtype takes that of ``var``."""
+    """Convert a value to a tensor on the device of ``var``; a value without a dtype takes the dtype of ``var``."""
     tensor = as_tensor(argument, value, device=var.device).detach()
     return tensor if isinstance(value, (Tensor, np.ndarray)) else tensor.to(var.dtype)
 
@@ -125,9 +125,10 @@ def _step(
     Make the function of one of TensorFlow's operators from its name and docstring.
 
     Args:
-        result: what makes the result of ``var`` and the slots: a class with their names as fields, or a function.
-        arguments: the names of the arguments in TensorFlow's order, and the flag. Those beside ``var``, slots, ``grad``
-            and ``indices`` are the rule's hyperparameters, in its order; one in parentheses is no argument, and is 0.
+        result: the maker of the result of ``var`` and the slots: a class with their names as fields, or a function.
+        arguments: the names of the arguments in TensorFlow's order, and the flag. The names beside ``var``, slots,
+            ``grad`` and ``indices`` are the rule's hyperparameters, in its order; one in parentheses is no argument,
+            and is 0.
         rules: the kernel's rule; with a flag, the rules where it is False and where it is True.
     """
     flags = {x: _FLAGS[x] for x in arguments.split() if x in _FLAGS}
@@ -201,8 +202,8 @@ def sparse_apply_adagrad_da(*args: Any) -> Any:
     """
     Take a step of Adagrad with dual averaging: ``var`` follows from sums of gradients and of their squares.
 
-    ``s += grad``, ``q += grad * grad``, ``var = -shrunk(s / global_step, l1) / (l2 + sqrt(q) / (global_step * lr))``,
-    where ``s`` and ``q`` are the slots, in their order, and ``shrunk(x, y)`` is ``x`` moved towards zero by ``y``, and
+    ``s += grad``, ``q += grad * grad``, ``var = -shrunk(s / global_step, l1) / (l2 + sqrt(q) / (global_step * lr))``.
+    Here ``s`` and ``q`` are the slots, in their order, and ``shrunk(x, y)`` is ``x`` moved towards zero by ``y``, and
     zero where it is not further away. Steps count from 1.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdagradDA``.
@@ -218,9 +219,8 @@ def sparse_apply_adadelta(*args: Any) -> Any:
     """
     Take a step of Adadelta, which scales each step by the average size of the steps before.
 
-    ``accum = rho * accum + (1 - rho) * grad * grad``,
-    ``d = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) * grad``, ``var -= lr * d``,
-    ``accum_update = rho * accum_update + (1 - rho) * d * d``.
+    ``accum = rho * accum + (1 - rho) * grad * grad`` and ``d = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) *
+    grad``. Then ``var -= lr * d`` and ``accum_update = rho * accum_update + (1 - rho) * d * d``.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdadelta``.
 
@@ -258,11 +258,10 @@ def sparse_apply_ftrl_v2(*args: Any) -> Any:
     """
     Take a step of FTRL-proximal with ``l2_shrinkage``, which goes only into the linear term.
 
-    With ``p = -lr_power``: ``b = accum + grad * grad``,
-    ``linear += grad + 2 * l2_shrinkage * var - (b**p - accum**p) / lr * var``,
-    ``var = (clamp(linear, -l1, l1) - linear) / (b**p / lr + 2 * l2)``, ``accum = b``. With ``multiply_linear_by_lr``
-    the slot holds ``lr * linear``. ``lr`` must be positive, with ``multiply_linear_by_lr`` not negative; the penalties
-    must not be negative, ``lr_power`` not positive.
+    With ``p = -lr_power``: ``b = accum + grad * grad``, ``linear += grad + 2 * l2_shrinkage * var - (b**p - accum**p) /
+    lr * var``. Then ``var = (clamp(linear, -l1, l1) - linear) / (b**p / lr + 2 * l2)`` and ``accum = b``. With
+    ``multiply_linear_by_lr`` the slot holds ``lr * linear``. ``lr`` must be positive, with ``multiply_linear_by_lr``
+    not negative; the penalties must not be negative, ``lr_power`` not positive.
 
     Source: ``tf.raw_ops.ResourceSparseApplyFtrlV2``.
 
@@ -277,7 +276,7 @@ def sparse_apply_proximal_adagrad(*args: Any) -> Any:
     """
     Take a step of proximal Adagrad: of size ``r = lr / sqrt(accum)``, then towards zero.
 
-    ``accum += grad * grad``, ``var = shrunk(var - r * grad, r * l1) / (1 + r * l2)``, where ``shrunk(x, y)`` is ``x``
+    ``accum += grad * grad``, ``var = shrunk(var - r * grad, r * l1) / (1 + r * l2)``. Here ``shrunk(x, y)`` is ``x``
     moved towards zero by ``y``, and zero where it is not further away. ``lr`` must be positive, ``l1`` and ``l2`` not
     negative.
 
@@ -294,7 +293,7 @@ def sparse_apply_proximal_gradient_descent(*args: Any) -> Any:
     """
     Take a step of proximal gradient descent, of size ``alpha``, then towards zero; return the new ``var``.
 
-    ``var = shrunk(var - alpha * grad, alpha * l1) / (1 + alpha * l2)``, where ``shrunk(x, y)`` is ``x`` moved towards
+    ``var = shrunk(var - alpha * grad, alpha * l1) / (1 + alpha * l2)``. Here ``shrunk(x, y)`` is ``x`` moved towards
     zero by ``y``, and zero where it is not further away.
 
     Source: ``tf.raw_ops.ResourceSparseApplyProximalGradientDescent``.

@@ -65,7 +65,7 @@ def _complex_products(data: Tensor, segment_ids: Tensor, ones: Tensor) -> Tensor
     """
     Multiply complex rows within segments by torch's operations: neighbours in pairs, until a segment has one row.
 
-    ``ones`` is what the reduction gives for ones: it has the shape of the result, and the ids have been checked for it.
+    ``ones`` is the reduction of ones: it has the shape of the result, and the ids have been checked for it.
     """
     kept = (segment_ids >= 0) & (segment_ids < ones.shape[0])  # on CUDA bad ids are recorded, not refused
     ids, order = segment_ids[kept].long().sort(stable=True)

@@ -32,9 +32,10 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
     Return the same elements, in row-major order, in another shape; entries keep their order.
 
     Args:
-        sp_input: its indices are not checked: one outside the shape gives one outside the new shape.
+        sp_input: the sparse tensor, whose indices are not checked: one outside the shape gives one outside the new
+            shape.
         shape: numbers or an integer vector; one may be -1 and follows from the others.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor.
@@ -64,13 +65,13 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
     Give every row without entries one: ``default_value`` at ``[row, 0, ...]``.
 
     Args:
-        sp_input: any rank >= 1; entries in any order.
+        sp_input: a sparse tensor of any rank >= 1, with entries in any order.
         default_value: a scalar of the values' kind.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
-        ``(sparse tensor, empty_row_indicator)``: entries grouped by row in increasing order, those of one row in their
-        order; and which rows were empty, bool.
+        ``(sparse tensor, empty_row_indicator)``: entries grouped by row in increasing order, entries of one row in
+        their order; and which rows were empty, bool.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
@@ -178,9 +179,9 @@ def to_dense(
     Args:
         sp_input: the sparse tensor.
         default_value: the value of the other elements: a scalar of the values' kind; default: 0, "" or False.
-        validate_indices: whether indices must be sorted and distinct; without it the last of several entries with one
+        validate_indices: whether indices must be sorted and distinct. Without it the last of several entries with one
             index counts, but all of them get the element's gradient, as in TensorFlow.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
@@ -236,7 +237,7 @@ def from_dense(tensor: Any, name: str | None = None) -> SparseTensor:
 
     Args:
         tensor: rank >= 1; a tensor, numbers or strings.
-        name: ignored.
+        name: the name, ignored.
 
     Source: ``tf.sparse.from_dense``.
 

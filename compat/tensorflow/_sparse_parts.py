@@ -31,9 +31,9 @@ def concat(
     Args:
         axis: the dimension, in [-rank, rank).
         sp_inputs: sparse tensors of one rank and dtype, whose sizes are equal except along ``axis``. A single one is
-            returned as it is.
+            returned unchanged.
         expand_nonconcat_dims: whether other sizes may differ: the largest counts.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         TypeError: for inputs that are not a list of SparseTensors.
@@ -85,9 +85,9 @@ def slice(sp_input: SparseTensor, start: Any, size: Any, name: str | None = None
 
     Args:
         sp_input: the sparse tensor; its entries keep their order.
-        start: where the block begins in each dimension.
-        size: the size of the block in each dimension; what lies beyond the tensor is left off.
-        name: ignored.
+        start: the beginning of the block in each dimension.
+        size: the size of the block in each dimension; its part beyond the tensor is left off.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor.
@@ -116,8 +116,8 @@ def expand_dims(sp_input: SparseTensor, axis: Any = None, name: str | None = Non
 
     Args:
         sp_input: the sparse tensor.
-        axis: where, in [-rank - 1, rank]; default -1: behind the last.
-        name: ignored.
+        axis: the place of the new dimension, in [-rank - 1, rank]. Default -1: behind the last.
+        name: the name, ignored.
 
     Raises:
         TypeError: for an ``sp_input`` that is not a SparseTensor, or an axis that is not an integer.

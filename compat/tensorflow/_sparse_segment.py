@@ -52,7 +52,10 @@ def segment_grad_v2(
 
 
 def _tensors(argument: str, rows: Any, indices: Any, segment_ids: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert what all these operators take: rows, called ``argument``, and on their device the two kinds of ids."""
+    """
+    Convert the common arguments of these operators: rows, called ``argument``, and on their device the two kinds of
+    ids.
+    """
     rows = as_tensor(argument, rows)
     indices = as_tensor("indices", indices, empty=torch.int32, device=rows.device)
     return rows, indices, as_tensor("segment_ids", segment_ids, empty=torch.int32, device=rows.device)
@@ -101,8 +104,8 @@ def keep_coalesced(data: Tensor) -> None:
     """
     Mark ``data.grad`` as coalesced whenever its rows are sorted and unique.
 
-    torch drops that mark when it stores a gradient in a leaf, and joins the entries of several contributions, which
-    may then repeat rows; therefore the rows are examined, which on CUDA waits for the device.
+    torch drops that mark when it stores a gradient in a leaf, and joins the entries of several contributions, which may
+    then repeat rows. Therefore the rows are examined, which on CUDA waits for the device.
     """
     if data in _HOOKED:
         return

@@ -26,14 +26,14 @@ def bincount(
     Count how often each number occurs, or add up its weights.
 
     Args:
-        values: numbers that are not negative, int32 or int64: a tensor or numbers of rank 1 or 2, a
+        values: numbers that are not negative, int32 or int64. They are a tensor or numbers of rank 1 or 2, a
             :class:`.SparseTensor` of rank 1 or 2, or a :class:`.RaggedTensor` of rank 2.
         weights: a weight for each number, in the same kind of tensor and the same places; default: none.
         axis: 0: count all numbers together; -1: count each row.
         minlength: the least length of the result, or of its rows.
         maxlength: the length of the result, or of its rows; numbers that are not below it do not count.
         binary_output: whether 1 stands for any count. Not with weights.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A :class:`.SparseTensor` of rank 1, or of rank 2 for rows: at each number that occurs its count, of the dtype of
@@ -130,9 +130,9 @@ def sparse_dense_matmul(
     Args:
         sp_a: a :class:`.SparseTensor` ``[n, k]`` in any order, equal indices added up; a tensor if ``b`` is sparse.
         b: a tensor ``[k, m]`` of the same dtype, or a :class:`.SparseTensor`.
-        adjoint_a: take the conjugate transpose of ``sp_a``.
-        adjoint_b: take the conjugate transpose of ``b``.
-        name: ignored.
+        adjoint_a: whether to take the conjugate transpose of ``sp_a``.
+        adjoint_b: whether to take the conjugate transpose of ``b``.
+        name: the name, ignored.
 
     Returns:
         ``[n, m]``. Differentiable in both. Half types are added up in float32 and rounded once.

@@ -102,8 +102,8 @@ class SparseTensor:
     """
     ``tf.SparseTensor``: entry ``i`` has the value ``values[i]`` at ``indices[i]``; all other elements are zero.
 
-    Entries may come in any order and repeat, and indices are not checked against the shape: as in TensorFlow, the
-    operators that care do so.
+    Entries may come in any order and repeat. Indices are not checked against the shape here: as in TensorFlow, the
+    operators that need it check them.
 
     Args:
         indices: ``[N, R]``, int64.
@@ -166,7 +166,7 @@ class SparseTensor:
 
 
 def checked(argument: str, value: Any) -> SparseTensor:
-    """Return a SparseTensor as it is; raise TypeError for anything else."""
+    """Return a SparseTensor unchanged; raise TypeError for anything else."""
     if not isinstance(value, SparseTensor):
         raise TypeError(f"{argument} must be a SparseTensor, got {type(value).__name__}")
     return value

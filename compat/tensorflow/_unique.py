@@ -46,10 +46,10 @@ def unique(x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) 
     Find the distinct values of a vector, in the order of their first appearance.
 
     Args:
-        x: ``[N]``: a tensor of an integer or floating dtype or bool, or strings as a list or numpy array. -0.0 equals
-            0.0 (the first one is kept); every NaN is distinct.
+        x: ``[N]``: a tensor of an integer or floating dtype or bool, or strings as a list or numpy array. Equal are
+            -0.0 and 0.0 (the first one is kept); every NaN is distinct.
         out_idx: dtype of ``idx``: torch.int32 or torch.int64.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``(y, idx)`` with ``y[idx]`` equal to ``x``.
@@ -72,7 +72,7 @@ def unique_with_counts(x: Any, out_idx: torch.dtype = torch.int32, name: str | N
     """
     Find the distinct values of a vector, in the order of their first appearance, and count each.
 
-    The arguments and errors are those of :func:`unique`; ``count`` has the dtype ``out_idx`` too.
+    The arguments and errors are as in :func:`unique`; ``count`` has the dtype ``out_idx`` too.
 
     Source: ``tf.unique_with_counts``.
 
@@ -175,8 +175,8 @@ def _unique_floats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = x.shape[0]
     positions = torch.arange(size, device=x.device)
     bits = x.view(_BITS[x.dtype]).to(torch.int64)
-    # The integers are the floats' bits, but both zeros become 0 and each NaN gets a number that no other value has: a
-    # NaN's pattern for float64, a number beyond the bits of shorter types.
+    # The integers are the floats' bits, but both zeros become 0 and each NaN gets a number that no other value has. For
+    # float64 it is a NaN's pattern, for shorter types a number beyond their bits.
     first_nan = 0x7FF0000000000001 if x.dtype == torch.float64 else 1 << 40
     keys = bits.masked_fill(x == 0, 0).where(~x.isnan(), positions + first_nan)
     values, inverse, counts = ops.unique_with_counts(keys)

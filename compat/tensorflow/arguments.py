@@ -19,11 +19,11 @@ def as_tensor(
     Convert ``value`` to a tensor, with the dtypes TensorFlow gives to Python numbers.
 
     Args:
-        argument: its name, for errors.
-        value: a tensor, returned as it is; a numpy array, whose dtype is kept; or a number or nested list of numbers:
-            integers become int32 where all fit, else int64, and floats become float32.
+        argument: the name of the argument, for errors.
+        value: a tensor, returned unchanged; a numpy array, whose dtype is kept; or a number or nested list of numbers.
+            Integers become int32 where all fit, else int64, and floats become float32.
         empty: the dtype of an empty list.
-        device: where to put what is not a tensor yet; default: the CPU.
+        device: the device for what is not a tensor yet. Default: the CPU.
 
     Raises:
         ValueError: for anything else.
@@ -92,7 +92,7 @@ def as_strings(argument: str, value: Any) -> np.ndarray | None:
     An empty array is of strings if its dtype is.
 
     Args:
-        argument: its name, for errors.
+        argument: the name of the argument, for errors.
         value: a ``str`` or ``bytes``, a nested list of them, a numpy array of dtype ``S``, ``U`` or ``O``, or a
             pyarrow array.
 

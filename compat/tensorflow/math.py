@@ -31,7 +31,7 @@ def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
         data: ``[N, ...]``, floating, of any integer dtype, or complex; half types are summed in float32 and rounded
             once, integers wrap.
         segment_ids: ``[N]``, int32 or int64, sorted and not negative; gaps give rows of zeros.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``[last id + 1, ...]`` with the dtype of ``data``.
@@ -54,7 +54,7 @@ def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Tensor
     """
     Average the rows of each segment; the mean of integers is cut towards zero.
 
-    The arguments, result and errors are those of :func:`segment_sum`.
+    The arguments, result and errors are as in :func:`segment_sum`.
 
     Source: ``tf.math.segment_mean``.
 
@@ -69,7 +69,7 @@ def segment_max(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
     """
     Return the largest element of each column in each segment; a NaN wins over all.
 
-    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are as in :func:`segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.segment_max``.
 
@@ -84,7 +84,7 @@ def segment_min(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
     """
     Return the smallest element of each column in each segment; a NaN wins over all.
 
-    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are as in :func:`segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.segment_min``.
 
@@ -99,8 +99,8 @@ def segment_prod(data: Any, segment_ids: Any, name: str | None = None) -> Tensor
     """
     Multiply the rows of each segment; a segment without rows is 1.
 
-    The arguments, result and errors are those of :func:`segment_sum`. Complex numbers are
-    multiplied pair by pair, in torch's operations; on CUDA that waits for the device.
+    The arguments, result and errors are as in :func:`segment_sum`. Complex numbers are multiplied pair by pair, in
+    torch's operations; on CUDA that waits for the device.
 
     Source: ``tf.math.segment_prod``.
 
@@ -120,7 +120,7 @@ def unsorted_segment_sum(data: Any, segment_ids: Any, num_segments: Any, name: s
             once, integers wrap.
         segment_ids: ``[I...]``, int16, int32 or int64, below ``num_segments``; rows with a negative id are left out.
         num_segments: rows of the result; an integer or a scalar tensor.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         ``[num_segments, R...]`` with the dtype of ``data``.
@@ -143,7 +143,7 @@ def unsorted_segment_mean(data: Any, segment_ids: Any, num_segments: Any, name: 
     """
     Average the rows of each segment. The mean of integers is floating: float32 of those up to 16 bits, else float64.
 
-    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are as in :func:`unsorted_segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.unsorted_segment_mean``.
 
@@ -158,7 +158,7 @@ def unsorted_segment_sqrt_n(data: Any, segment_ids: Any, num_segments: Any, name
     """
     Sum the rows of each segment and divide by the square root of their number; integers are refused.
 
-    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are as in :func:`unsorted_segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.unsorted_segment_sqrt_n``.
 
@@ -173,8 +173,8 @@ def unsorted_segment_max(data: Any, segment_ids: Any, num_segments: Any, name: s
     """
     Return the largest element of each column in each segment, in empty segments the lowest finite number.
 
-    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not
-    complex and ``segment_ids`` are not int16.
+    The arguments, result and errors are as in :func:`unsorted_segment_sum`, but ``data`` is not complex and
+    ``segment_ids`` are not int16.
 
     Source: ``tf.math.unsorted_segment_max``.
 
@@ -189,8 +189,8 @@ def unsorted_segment_min(data: Any, segment_ids: Any, num_segments: Any, name: s
     """
     Return the smallest element of each column in each segment, in empty segments the highest finite number.
 
-    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not
-    complex and ``segment_ids`` are not int16.
+    The arguments, result and errors are as in :func:`unsorted_segment_sum`, but ``data`` is not complex and
+    ``segment_ids`` are not int16.
 
     Source: ``tf.math.unsorted_segment_min``.
 
@@ -205,8 +205,8 @@ def unsorted_segment_prod(data: Any, segment_ids: Any, num_segments: Any, name: 
     """
     Multiply the rows of each segment; a segment without rows is 1.
 
-    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``segment_ids`` are not int16.
-    Complex numbers are multiplied as in :func:`segment_prod`.
+    The arguments, result and errors are as in :func:`unsorted_segment_sum`, but ``segment_ids`` are not int16. Complex
+    numbers are multiplied as in :func:`segment_prod`.
 
     Source: ``tf.math.unsorted_segment_prod``.
 

@@ -20,9 +20,9 @@ def embedding_lookup(
 
     Args:
         params: ``[V, ...]``, or a list of shards. A tuple is one table, of the tensors stacked, as in TensorFlow.
-        ids: any shape, int16, int32 or int64, in ``[0, V)``; or a ragged tensor.
+        ids: row numbers of any shape, int16, int32 or int64, in ``[0, V)``; or a ragged tensor.
         max_norm: rows are multiplied with ``max_norm / max(||x||, max_norm)``.
-        name: ignored.
+        name: the name, ignored.
         sparse_gradient: whether tables get coalesced sparse COO gradients instead of dense ones: TensorFlow's
             IndexedSlices, with equal ids added up.
 
@@ -57,16 +57,16 @@ def embedding_lookup_sparse(
     Look up and combine the table's rows for each row of sparse ids; trailing rows without ids are dropped.
 
     Args:
-        params: as in :func:`embedding_lookup`.
+        params: the argument of :func:`embedding_lookup`.
         sp_ids: a sparse tensor, combined over all its dimensions but the first, with sorted rows; or a ragged tensor of
             rank 2.
-        sp_weights: None, or of the kind of ``sp_ids``; only its values are looked at. They are cast to the dtype of
+        sp_weights: None, or of the kind of ``sp_ids``; only its values are used. They are cast to the dtype of
             ``params`` (float32 for half types).
         combiner: ``"sum"``, ``"mean"`` (also None) or ``"sqrtn"``.
-        max_norm: as in :func:`embedding_lookup`.
-        name: ignored.
-        allow_fast_lookup: ignored; it chooses between ways that give the same.
-        sparse_gradient: as in :func:`embedding_lookup`.
+        max_norm: the argument of :func:`embedding_lookup`.
+        name: the name, ignored.
+        allow_fast_lookup: an argument that is ignored; it chooses between ways that give the same.
+        sparse_gradient: the argument of :func:`embedding_lookup`.
 
     Returns:
         ``[last row with ids + 1, ...]`` with the dtype of ``params``.
@@ -108,16 +108,16 @@ def safe_embedding_lookup_sparse(
     where :func:`embedding_lookup_sparse` drops trailing empty ones.
 
     Args:
-        embedding_weights: as ``params`` in :func:`embedding_lookup`; of rank 2 if ``default_id`` is None.
+        embedding_weights: the argument ``params`` of :func:`embedding_lookup`; of rank 2 if ``default_id`` is None.
         sparse_ids: a sparse tensor of any rank, combined over its last dimension, in any order; or a ragged tensor of
             rank 2.
         sparse_weights: None, or of the kind of ``sparse_ids`` and the dtype of ``embedding_weights``.
-        combiner: as in :func:`embedding_lookup_sparse`.
+        combiner: the argument of :func:`embedding_lookup_sparse`.
         default_id: the id of empty rows; None makes them zeros.
-        max_norm: as in :func:`embedding_lookup`.
-        name: ignored.
-        allow_fast_lookup: ignored.
-        sparse_gradient: as in :func:`embedding_lookup`.
+        max_norm: the argument of :func:`embedding_lookup`.
+        name: the name, ignored.
+        allow_fast_lookup: an argument that is ignored.
+        sparse_gradient: the argument of :func:`embedding_lookup`.
 
     Returns:
         ``[*shape of sparse_ids but the last dimension, ...]``.

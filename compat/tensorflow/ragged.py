@@ -23,7 +23,7 @@ def cross(inputs: Any, name: str | None = None) -> RaggedTensor:
     Args:
         inputs: a list of columns with the same number of rows: :class:`.RaggedTensor` and :class:`.SparseTensor` of
             rank 2, and matrices (tensors, or strings). They are crossed in this order.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A :class:`.RaggedTensor` of strings: the combinations of each row, the last column's values changing fastest.
@@ -49,10 +49,10 @@ def cross_hashed(
     Cross columns: every combination of one value of each, row by row, hashed to one number.
 
     Args:
-        inputs: as for :func:`cross`.
-        num_buckets: hashes are taken modulo this number; 0: modulo 2 ** 63 - 1.
+        inputs: the argument of :func:`cross`.
+        num_buckets: the number by whose modulo hashes are taken; 0: modulo 2 ** 63 - 1.
         hash_key: an integer of 64 bits; default: TensorFlow's. (0 is the key 0, unlike in ``tf.sparse.cross_hashed``.)
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         A :class:`.RaggedTensor` of int64.

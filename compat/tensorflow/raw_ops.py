@@ -1,7 +1,7 @@
 """
 ``tf.raw_ops``: single operators. As in TensorFlow, all arguments are keywords; ``name`` is ignored.
 
-Shapes, dtypes and errors of an operator are those of the function that its docstring names.
+An operator has the shapes, dtypes and errors of the function that its docstring names.
 
 Example:
     >>> SparseSegmentSumWithNumSegments(data=[1.0, 2.0, 3.0], indices=[0, 2], segment_ids=[0, 0], num_segments=2)
@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 
 
 class SparseGradient(NamedTuple):
-    """What the ``GradV2`` operators return."""
+    """The result of the ``GradV2`` operators."""
 
     #: ``[U, ...]``, the rows of the gradient that have entries.
     output: Tensor
@@ -183,11 +183,11 @@ def UniqueV2(*, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str
     Return the distinct slices of ``x`` along an axis, in order of first appearance.
 
     Args:
-        x: of any rank, or of rank 1 without an axis; dtypes as of :func:`torchsparse_rec.compat.tensorflow.unique`. A
-            slice with a NaN equals no other.
+        x: a tensor of any rank, or of rank 1 without an axis; dtypes as of
+            :func:`torchsparse_rec.compat.tensorflow.unique`. A slice with a NaN equals no other.
         axis: a vector of int32 or int64: ``[]`` for no axis, or ``[axis]``, which may be negative.
         out_idx: dtype of ``idx``: torch.int32 or torch.int64.
-        name: ignored.
+        name: the name, ignored.
 
     Raises:
         ValueError: for another ``axis``, an ``axis`` that ``x`` does not have, and other dtypes.
@@ -223,9 +223,10 @@ def Bucketize(*, input: Any, boundaries: Any, name: str | None = None) -> Tensor
     Return for each number how many boundaries are not above it; NaN falls into the last bucket.
 
     Args:
-        input: any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as float32.
+        input: numbers of any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as
+            float32.
         boundaries: a list of numbers, ascending, kept as float32.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         The shape of ``input``, int32.

@@ -60,7 +60,7 @@ def segment_sum(
         indices: ``[N]``, int32 or int64: rows of ``data``.
         segment_ids: ``[N]``, int32 or int64, sorted and not negative; gaps give zero rows.
         num_segments: rows of the result; an integer or a scalar tensor. Default: the last segment id + 1.
-        name: ignored.
+        name: the name, ignored.
         sparse_gradient: whether the gradient of ``data`` is a coalesced sparse COO tensor, TensorFlow's IndexedSlices
             with sorted, unique indices, instead of a dense tensor.
 
@@ -95,7 +95,7 @@ def segment_mean(
     """
     Average the rows ``data[indices]`` within each segment; a segment without entries is zero.
 
-    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` must be floating.
+    The arguments, result and errors are as in :func:`segment_sum`, but ``data`` must be floating.
 
     Source: ``tf.sparse.segment_mean``.
 
@@ -119,7 +119,7 @@ def segment_sqrt_n(
     """
     Sum the rows ``data[indices]`` within each segment and divide by the square root of the number of entries.
 
-    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` must be floating.
+    The arguments, result and errors are as in :func:`segment_sum`, but ``data`` must be floating.
 
     Source: ``tf.sparse.segment_sqrt_n``.
 

@@ -22,10 +22,10 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
 
     Args:
         input: strings: a ``str`` or ``bytes``, a nested list of them, a numpy array of dtype ``S``, ``U`` or ``O``, or
-            a pyarrow array, of any shape; ``str`` is hashed as UTF-8. Or an integer tensor or array, for which
-            TensorFlow needs ``tf.strings.as_string`` first; the result is the same.
-        num_buckets: at least 1, below 2 ** 63.
-        name: ignored.
+            a pyarrow array, of any shape. ``str`` is hashed as UTF-8. Or an integer tensor or array: TensorFlow needs
+            ``tf.strings.as_string`` for it first; the result is the same.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
+        name: the name, ignored.
 
     Returns:
         int64, of the shape of ``input``, on its device.
@@ -48,10 +48,10 @@ def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | No
     Map strings to buckets by SipHash-2-4, modulo ``num_buckets``.
 
     Args:
-        input: as for :func:`to_hash_bucket_fast`.
-        num_buckets: at least 1, below 2 ** 63.
+        input: the argument of :func:`to_hash_bucket_fast`.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
         key: two integers of 64 bits, signed.
-        name: ignored.
+        name: the name, ignored.
 
     Returns:
         int64, of the shape of ``input``, on its device.
@@ -76,9 +76,9 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
     Map strings to buckets by MurmurHash64A with TensorFlow's own seed, modulo ``num_buckets``.
 
     Args:
-        input: as for :func:`to_hash_bucket_fast`.
-        num_buckets: at least 1, below 2 ** 63.
-        name: ignored.
+        input: the argument of :func:`to_hash_bucket_fast`.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
+        name: the name, ignored.
 
     Returns:
         int64, of the shape of ``input``, on its device.
@@ -137,9 +137,9 @@ def as_string(
         scientific: whether floats are written with an exponent.
         shortest: whether floats are written with an exponent or without, whichever is shorter.
         width: the least length of a text; -1: no padding. Not for booleans.
-        fill: what a shorter text is padded with: a space or nothing, "0"; or "+", "-" and "#" with C's meaning, in
-            which " " and "+" stand before numbers that are not negative, and before no unsigned ones.
-        name: ignored.
+        fill: the padding of a shorter text: a space or nothing, "0"; or "+", "-" and "#" with C's meaning. There " "
+            and "+" stand before numbers that are not negative, and before no unsigned ones.
+        name: the name, ignored.
 
     Returns:
         A numpy array of ``bytes`` of the shape of ``input``.
@@ -172,7 +172,7 @@ def as_string(
     kind = "d" if not floating else "e" if scientific else "g" if shortest else "f"
     digits = f".{precision}" if precision >= 0 else ""
     rest = f"{width if width >= 0 else ''}{digits}{kind}"
-    # C pads infinities and NaN with spaces, whatever fill is asked for.
+    # C pads infinities and NaN with spaces, whatever the fill is.
     template, special = f"%{fill}{rest}", f"%{fill.replace('0', '')}{rest}"
     values = numbers.reshape(-1).tolist()
     result[:] = [((template if math.isfinite(value) else special) % value).encode() for value in values]

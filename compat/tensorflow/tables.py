@@ -33,38 +33,39 @@ def load_tables(
     """
     Load tables, and their optimizer's slots, from a file of TensorFlow, Keras or DeepRec.
 
-    TensorFlow is not needed. Files are mapped into memory and copied part by part, so that nothing but the tables and
-    the states takes memory, and for a moment the keys of tables that grow. Names, shapes, dtypes, keys and checksums of
-    all tensors are compared before any is written.
+    TensorFlow is not needed. Files are mapped into memory and copied part by part. So only the tables and the states
+    take memory, and for a moment the keys of tables that grow. Names, shapes, dtypes, keys and checksums of all tensors
+    are compared before any is written.
 
     Args:
         path: a V2 checkpoint, without ``.index``, or its folder, for the last one; a SavedModel's folder; a
             ``.weights.h5`` or ``.keras`` file, which need h5py.
-        model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
-        tables: what the file calls them: a mapping of the model's names to the file's, of those to load; or a pattern
-            such as ``"model/{}/embeddings"``, with the table's name for ``{}``, of all. Default ``"{}"``. A name in the
-            file is exact, or some parts of one between slashes, or has ``*`` for anything, and must fit one variable.
-            Names of the model are those of tables, modules or parameters: ``"users"``,
+        model: the model, whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables
+            included.
+        tables: the tables' names in the file. It is a mapping of the model's names to the file's, for the tables to
+            load; or a pattern such as ``"model/{}/embeddings"``, with the table's name for ``{}``, for all tables.
+            Default ``"{}"``. A name in the file is exact, or some parts of one between slashes, or has ``*`` for
+            anything, and must fit one variable. The model's names are of tables, modules or parameters: ``"users"``,
             ``"bags.embedding_bags.users.weight"``.
         optimizer: an Adam, AdamW, Adagrad, Ftrl, RMSprop or SGD of :mod:`torchsparse_rec.optim`, which takes over the
-            slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: of Adam
-            also ``tensorflow_eps=True``; of momentum the lr, of which TensorFlow's slot is a multiple. Where
-            no optimizer there has TensorFlow's rule, docs/tensorflow.md says what to use instead.
-        variables: of a file of Keras, with an optimizer: the names of all trainable variables, in the order of
+            slots and the count of steps of the tables that it holds. Its hyperparameters must be TensorFlow's: for Adam
+            also ``tensorflow_eps=True``; for momentum the lr, since TensorFlow's slot is a multiple of it. Where no
+            optimizer there has TensorFlow's rule, docs/tensorflow.md names a replacement.
+        variables: the names of all trainable variables of a file of Keras, with an optimizer. They are in the order of
             ``model.trainable_variables``, such as ``[v.path for v in model.trainable_variables]``. It is needed where
             several have the shape of one table.
-        partition_strategy: how ids lie in partitions that have names of their own: ``"div"`` (default) or ``"mod"``,
-            the default of ``tf.compat.v1.nn.embedding_lookup``.
-        dry_run: print what would go where, and load nothing.
+        partition_strategy: the rule by which ids lie in partitions with separate names: ``"div"`` (default) or
+            ``"mod"``, the default of ``tf.compat.v1.nn.embedding_lookup``.
+        dry_run: whether to print what would go where, and load nothing.
 
     Returns:
         What went where.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a variable or slot is missing, or not the only one of its name; a shape or dtype differs; no step of
-            the optimizer is that of the file's; a file is damaged, foreign, big endian or compressed. The error names
-            ``path`` and tensor. Nothing has been changed then.
+        ValueError: a variable or slot is missing, or not the only one of its name; a shape or dtype differs. Also if no
+            step of the optimizer is the step of the file's; or a file is damaged, foreign, big endian or compressed.
+            The error names ``path`` and tensor. Nothing has been changed then.
 
     Example:
         >>> import os, tempfile
@@ -117,18 +118,19 @@ def save_tables(
     TensorFlow is not needed. A checkpoint has the names of ``tf.compat.v1.train``: slots as ``<table>/Adam`` and
     ``<table>/Adam_1``, ``beta1_power``, ``global_step``; ``tf.train.load_checkpoint`` reads it. A growing table has
     DeepRec's names. In a ``.weights.h5`` the tables are Keras's layers ``embedding``, ``embedding_1`` ..., in the order
-    of the model, and slots follow in the same order: a Keras model with these layers and no other variables loads it.
+    of the model; slots follow in the same order. A Keras model with these layers and no other variables loads it.
 
     Args:
-        path: of the checkpoint, without ``.index``; or a name that ends with ``.weights.h5``, which needs h5py.
-        model: as of :func:`load_tables`.
-        tables: as of :func:`load_tables`, except that names in the file are exact. Default ``"{}"``.
-        optimizer: as of :func:`load_tables`; its slots are saved too.
-        partitions: into how many slices of rows a checkpoint cuts each table and slot, as a partitioned variable.
-            Default 1.
+        path: the path of the checkpoint, without ``.index``; or a name that ends with ``.weights.h5``, which needs
+            h5py.
+        model: the argument of :func:`load_tables`.
+        tables: the argument of :func:`load_tables`, except that names in the file are exact. Default ``"{}"``.
+        optimizer: the argument of :func:`load_tables`; its slots are saved too.
+        partitions: the number of slices of rows into which a checkpoint cuts each table and slot, as a partitioned
+            variable. Default 1.
         global_step: the count that a checkpoint has under this name, or Keras's ``iteration``. Default: the steps of
             the optimizer; SGD does not count them.
-        dry_run: print what would go where, and save nothing.
+        dry_run: whether to print what would go where, and save nothing.
 
     Returns:
         What went where.
@@ -174,7 +176,7 @@ def save_tables(
 def _planned(
     source: Source, target: Target, found: Found | str, optimizer: RowOptimizer | None, order: list[Found | None] | None
 ) -> Plan:
-    """Return what a file has for a table, checked."""
+    """Return a file's content for a table, checked."""
     growing = target.growing
     group = group_of(optimizer, target.parameter)
     slots, rows = Slots({}, None), []
@@ -187,7 +189,7 @@ def _planned(
     elif optimizer is not None and group is not None:
         slots = find_slots(source, found, optimizer, group, order)
     if growing is not None and isinstance(found, Found):
-        # A table of fixed size, whose rows become those of the keys 0, 1, ...
+        # A table of fixed size, whose rows become the rows of the keys 0, 1, ...
         rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
     if optimizer is not None and group is not None:
         check_rule(source.path, optimizer, group, slots)
@@ -200,7 +202,7 @@ def _planned(
 
 
 def _saved(target: Target, name: str, optimizer: RowOptimizer | None) -> Saved:
-    """Return a table as it is to be saved, all rows up to date."""
+    """Return a table for saving, with all rows up to date."""
     group = group_of(optimizer, target.parameter)
     if optimizer is None or group is None:
         return Saved(name, target, {}, None, None)

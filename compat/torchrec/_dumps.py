@@ -47,11 +47,11 @@ def _column(
 
     Args:
         path: the file.
-        name: of the tensor.
-        dtype: of its elements.
-        shape: of what the file has, as it should be.
-        begin: of its bytes.
-        columns: of ``[N, width]``, those that are wanted. Default: all.
+        name: the name of the tensor.
+        dtype: the dtype of its elements.
+        shape: the shape that the file's content should have.
+        begin: the start of its bytes.
+        columns: the wanted columns of ``[N, width]``. Default: all.
 
     Raises:
         ValueError: the file has another size.
@@ -76,7 +76,7 @@ def _column(
 
 # ---- dynamicemb -----------------------------------------------------------------------------------------------------
 
-# By what "opt_type" in the file of arguments says: our optimizers, and the states of a row in order.
+# Our optimizers, and the states of a row in order, by "opt_type" in the file of arguments.
 _DYNAMICEMB: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
     "adam": ((optim.Adam, optim.AdamW), ("exp_avg", "exp_avg_sq")),
     "exact_adagrad": ((optim.Adagrad,), ("sum",)),
@@ -88,7 +88,7 @@ _DYNAMICEMB: dict[str, tuple[tuple[type, ...], tuple[str, ...]]] = {
 
 def dynamicemb_dumps(folder: str) -> list[Dump]:
     """
-    Return the tables in a folder of dynamicemb's ``DynamicEmbDump``, those in folders of its collections included.
+    Return the tables in a folder of dynamicemb's ``DynamicEmbDump``, also in folders of its collections.
 
     Raises:
         ValueError: files of a rank are missing, or of another dump.
@@ -169,7 +169,7 @@ def _rows_of_dynamicemb(parent: Path, table: str, name: str, count: int) -> Call
 
 
 def _arguments(path: Path) -> dict[str, Any]:
-    """Return what a dump says of its optimizer, if it does."""
+    """Return a dump's description of its optimizer, if it has one."""
     if not path.exists():
         return {}
     try:
@@ -189,7 +189,7 @@ def _states_of_dynamicemb(
     states: tuple[str, ...],
     optimizer: RowOptimizer | None,
 ) -> dict[str, tuple[Found, Found | None, float]]:
-    """Return the states of a rank's rows, which lie one after the other in each row of a file."""
+    """Return the states of a rank's rows, which lie side by side in each row of a file."""
     if optimizer is None or not states:
         return {}
     # Older versions write the one name, newer ones the other.
@@ -221,7 +221,7 @@ def _states_of_dynamicemb(
 
 _SOK_HEAD = 296
 _SOK_DTYPES = {0: torch.int32, 1: torch.int64, 3: torch.int64, 4: torch.float16, 5: torch.float32, 6: torch.float64}
-# Our optimizers, what the files call theirs, and the names of the slots by our states. The files of Adamax are called
+# Our optimizers, their names in the files, and the names of the slots by our states. The files of Adamax are called
 # Adam's: its name has Adam in it.
 _SOK: list[tuple[tuple[type, ...], str, dict[str, tuple[str, ...]]]] = [
     ((optim.Adam,), "Adam", {"exp_avg": ("m",), "exp_avg_sq": ("v",)}),
@@ -231,7 +231,7 @@ _SOK: list[tuple[tuple[type, ...], str, dict[str, tuple[str, ...]]]] = [
 
 
 def sok_dumps(folder: str) -> list[Dump]:
-    """Return the tables in a folder of ``sok.dump``: those with a file of keys and one of rows."""
+    """Return the tables in a folder of ``sok.dump``: names with a file of keys and one of rows."""
     keys = [path for path in sorted(Path(folder).glob("*-key")) if path.with_name(f"{path.name[:-4]}-weight").exists()]
     return [Dump(path.name[:-4], _rows_of_sok(path.parent, path.name[:-4])) for path in keys]
 
@@ -277,7 +277,7 @@ def _sok_slots(parent: Path, table: str, optimizer: RowOptimizer) -> dict[str, s
 
 
 def _sok_dtype(path: Path, kind: int) -> torch.dtype:
-    """Return the dtype that a file's head says, after a name, what the file is of, and a slot's name."""
+    """Return the dtype in a file's head, after a name, the file's kind, and a slot's name."""
     with open(path, "rb") as file:
         head = file.read(_SOK_HEAD)
     its_kind, number = (int.from_bytes(head[at : at + 4], "big") for at in (256, 292))

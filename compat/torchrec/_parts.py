@@ -18,10 +18,10 @@ __all__ = ["Parts", "copy_kept"]
 
 class Parts:
     """
-    What this rank keeps of each table of a model.
+    This rank's part of each table of a model.
 
     Args:
-        model: some of whose modules may be split over ranks.
+        model: the model; some of its modules may be split over ranks.
 
     Raises:
         ValueError: modules are split over different ranks.
@@ -48,18 +48,18 @@ class Parts:
                     self._kept[id(table.weight)] = kept
 
     def of(self, parameter: Tensor) -> KeptByPlan | None:
-        """Return what this rank keeps of the table of a parameter; None: it is no table over ranks."""
+        """Return this rank's part of the table of a parameter; None: it is no table over ranks."""
         return self._kept.get(id(parameter))
 
 
 def copy_kept(piece: Piece, out: Tensor, kept: KeptByPlan | None) -> None:
     """
-    Copy what a rank keeps of a piece of a table, or of a state of its rows, to its part of that.
+    Copy a rank's part of a piece of a table, or of a state of its rows.
 
     Args:
-        piece: of the whole table ``[V, D]``, or of one number for each row ``[V]``.
+        piece: the piece of the whole table ``[V, D]``, or of one number for each row ``[V]``.
         out: this rank's part.
-        kept: what that is of the whole; None: all.
+        kept: the rank's part of the whole; None: all.
     """
     if kept is None or isinstance(kept.plan, Replicated):
         copy_bytes(piece, out)
@@ -81,7 +81,7 @@ def copy_kept(piece: Piece, out: Tensor, kept: KeptByPlan | None) -> None:
             part[begin:end, to] = _elements(piece, slice(begin - rows.start, end - rows.start))[:, of].to(part.device)
         return
     blocks = kept.box.blocks[1] - kept.box.blocks[0]
-    # Of each place, the ids of all blocks lie together.
+    # The ids of all blocks lie together for each place.
     begin_place, end_place = (end // kept.blocks.count for end in (rows.start, rows.stop + kept.blocks.count - 1))
     step = max(1, each // max(1, blocks))
     for begin in range(begin_place, end_place, step):

@@ -1,4 +1,4 @@
-"""What a checkpoint of TorchRec, or a dump of dynamicemb or SOK, has, whatever its form."""
+"""The content of a checkpoint of TorchRec, or a dump of dynamicemb or SOK, whatever its form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Source", "open_source"]
 
 
 class Source(NamedTuple):
-    """What a checkpoint or a dump has."""
+    """The content of a checkpoint or a dump."""
 
     path: str
     variables: dict[str, Found]
@@ -29,11 +29,11 @@ class Source(NamedTuple):
 
     def find(self, target: Target, text: str | None) -> str:
         """
-        Return the name of what a text names for a table.
+        Return the name of the tensor that a text names for a table.
 
         Args:
             target: the table.
-            text: as of ``load_tables``. None: the parameter's name, or else the table's.
+            text: the argument of ``load_tables``. None: the parameter's name, or else the table's.
 
         Raises:
             ValueError: it names none, or several.
@@ -65,11 +65,12 @@ class Source(NamedTuple):
 
 def open_source(given: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     """
-    Return what a checkpoint or a dump has.
+    Return the content of a checkpoint or a dump.
 
     Args:
-        given: a state, or the path of a file of ``torch.save``; or of a folder: of ``torch.distributed.checkpoint``,
-            or with such folders in it, whose names then begin those of their tensors; or of a dump.
+        given: a state, or the path of a file of ``torch.save``, of a dump, or of a folder. The folder is one of
+            ``torch.distributed.checkpoint``, or has such folders in it; their tensors' names then begin with the
+            folders' names.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -93,7 +94,7 @@ def _named_after(path: str, tensors: Mapping[str, Found]) -> dict[str, Found]:
 
 
 def _at(path: str) -> Source:
-    """Return what the file or folder at a path has."""
+    """Return the content of the file or folder at a path."""
     if not os.path.isdir(path):
         return _of_tensors(path, tensors_of_file(path))
     if os.path.exists(os.path.join(path, METADATA)):

@@ -19,7 +19,7 @@ __all__ = ["bare", "check_steps", "find_states", "states_by_variable"]
 
 # What wraps a model, with names that parameters may have or not.
 _WRAPPERS = ("model", "module", "_dmp_wrapped_module", "_orig_mod")
-# FBGEMM's fused optimizers that have one of these as their counterpart. Of all others torch's names are known.
+# FBGEMM's fused optimizers that have one of these as their counterpart. All others have torch's names.
 _FUSED = (optim.Adam, optim.AdamW, optim.Adagrad, optim.RowWiseAdagrad, optim.PartialRowWiseAdam, optim.LAMB)
 _STEPS = ("step", "iter")
 # More numbers of steps, one for each shard, are not read.
@@ -27,7 +27,7 @@ _MOST_SHARDS = 2**20
 
 
 def bare(name: str) -> str:
-    """Return the name of a parameter without those of what wraps the model."""
+    """Return the name of a parameter without the names of the model's wrappers."""
     parts = name.split(".")
     while len(parts) > 1 and parts[0] in _WRAPPERS:
         del parts[0]
@@ -38,9 +38,9 @@ def states_by_variable(tensors: Mapping[str, Found]) -> dict[str, dict[str, Foun
     """
     Return the states of each variable by what stands after its name, as ``t1.momentum1`` or ``exp_avg``.
 
-    A state is called ``state.<variable>.<table>.momentum1`` by fused optimizers, ``state.<variable>.exp_avg`` by those
-    of torch, which TorchRec takes for tables that are on all ranks. A ``CombinedOptimizer`` may have a key for each of
-    its optimizers, which then is before the variable.
+    Fused optimizers call a state ``state.<variable>.<table>.momentum1``. Torch's optimizers, which TorchRec uses for
+    tables that are on all ranks, call it ``state.<variable>.exp_avg``. A ``CombinedOptimizer`` may have a key for each
+    of its optimizers, which then is before the variable.
     """
     variables: dict[str, str] = {}
     for name in tensors:
@@ -78,12 +78,12 @@ def find_states(
     Return the states of a variable, under whichever names they have.
 
     Args:
-        path: of the checkpoint, for errors.
+        path: the path of the checkpoint, for errors.
         variable: the table.
         its: its states, as of :func:`states_by_variable`.
-        optimizer: ours, which says what states are wanted.
+        optimizer: our optimizer, which determines the wanted states.
         group: the parameter's group.
-        steps: how many steps have been taken, where the checkpoint does not say it.
+        steps: the number of steps that have been taken, where the checkpoint does not contain it.
         average_shards: whether one number for a row is made of those for each of its shards.
 
     Raises:
@@ -122,7 +122,7 @@ def find_states(
 
 
 def check_steps(path: str, name: str, said: int | None, given: int | None) -> None:
-    """Raise ``ValueError`` if a caller gives another number of steps than a file says."""
+    """Raise ``ValueError`` if a caller gives another number of steps than a file has."""
     if None not in (said, given) and said != given:
         raise ValueError(f"load_tables: steps must be None, or {said} as {path} says for {name!r}, got {given}")
 

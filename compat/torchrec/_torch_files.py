@@ -1,8 +1,8 @@
 """
 What ``torch.distributed.checkpoint`` and ``torch.save`` have written, mapped into memory, without a process group.
 
-A folder of ``torch.distributed.checkpoint`` has ``.metadata``, which says where the pieces of a tensor belong and in
-which file each lies. A piece is an archive as of ``torch.save``: its bytes are found there and never read whole.
+A folder of ``torch.distributed.checkpoint`` has ``.metadata``: the places of a tensor's pieces, and the file of each. A
+piece is an archive as of ``torch.save``: its bytes are found there and never read whole.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def folder_tensors(folder: str, before: str = "") -> dict[str, Found]:
     Return the tensors of a folder of ``torch.distributed.checkpoint``.
 
     Args:
-        folder: that one trusts as code: ``.metadata`` is a pickle.
-        before: what names begin with, beside those in the folder.
+        folder: the folder, which one trusts as code: ``.metadata`` is a pickle.
+        before: a prefix for the names in the folder.
 
     Raises:
         ValueError: it is no such folder.
@@ -172,7 +172,7 @@ def _check_memo(data: bytes) -> None:
 
 
 def _check_sizes(name: Any, its: Any) -> None:
-    """Raise ``ValueError`` unless what ``.metadata`` says of a tensor is a name, a dtype and sizes."""
+    """Raise ``ValueError`` unless the entry of a tensor in ``.metadata`` is a name, a dtype and sizes."""
     numbers = [its.size, *(x for chunk in its.chunks for x in (chunk.offsets, chunk.sizes))]
     are_sizes = all(
         isinstance(some, tuple) and len(some) == len(its.size) and all(isinstance(x, int) and x >= 0 for x in some)
@@ -184,11 +184,11 @@ def _check_sizes(name: Any, its: Any) -> None:
 
 class _Pieces:
     """
-    The pieces of a folder's tensors, each found, and compared with its checksum, when it is first asked for.
+    The pieces of a folder's tensors. A piece is found, and compared with its checksum, when it is first asked for.
 
     Args:
-        folder: where the files are.
-        stored: what the folder's metadata says of each piece.
+        folder: the folder of the files.
+        stored: the entry of each piece in the folder's metadata.
     """
 
     def __init__(self, folder: str, stored: Mapping[Any, Any]) -> None:
@@ -263,7 +263,7 @@ def _stored_bytes(
             # torch.serialization.set_crc32_options(False) leaves 0.
             if member.CRC != 0 and member.compress_type == zipfile.ZIP_STORED:
                 check_member(path, content, starts[member.filename], member, name)
-        # Not read by zipfile, which would ask for the checksum that may have been left out.
+        # Not read by zipfile, which would require the checksum that may have been left out.
         orders = [x for x in members if x.filename.endswith("/byteorder")]
         order = [content[starts[x.filename] :][: x.file_size].numpy().tobytes() for x in orders]
         window.seek(0)

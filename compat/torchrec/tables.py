@@ -36,32 +36,34 @@ def load_tables(
     """
     Load tables, and their optimizer's states, from a checkpoint of TorchRec or a dump of dynamicemb or SOK.
 
-    None of them is needed, nor a process group. Files are mapped into memory and copied part by part, so that nothing
-    but the tables and the states takes memory, and for a moment the keys of tables that grow. Names, shapes, dtypes,
-    keys and checksums of all that is loaded are compared before any is written; dumps have no checksums. If tables of
-    the model are split by :func:`torchsparse_rec.distributed.shard`, all ranks call this, and each reads its part.
+    None of them is needed, nor a process group. Files are mapped into memory and copied part by part. So only the
+    tables and the states take memory, and for a moment the keys of tables that grow. Names, shapes, dtypes, keys and
+    checksums of all that is loaded are compared before any is written; dumps have no checksums. If tables of the model
+    are split by :func:`torchsparse_rec.distributed.shard`, all ranks call this, and each reads its part.
 
     Args:
         path: a folder that ``torch.distributed.checkpoint.save`` has written, from any number of ranks, with tables
-            split by rows, by columns or not; or one with such folders in it; a file of ``torch.save``, or a state,
-            with whole tensors; a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow.
+            split by rows, by columns or not; or one with such folders in it. Or a file of ``torch.save``, or a state,
+            with whole tensors. Or a folder of dynamicemb's ``DynamicEmbDump`` or of ``sok.dump``, for tables that grow.
             One must trust a folder of torch as one trusts code: a part of it is a pickle.
-        model: whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables included.
-        tables: what the checkpoint calls them: a mapping of the model's names to the checkpoint's, of those to load,
-            any parameters among them; or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the table's name
-            for ``{}``, of all. A name in the checkpoint is exact, but that ``model.`` or ``module.`` before it may be
-            left out; or some parts of one between dots; or has ``*`` for anything. It must fit one tensor. Default: the
-            parameter's own name, or else the table's.
-        optimizer: one of :mod:`torchsparse_rec.optim`, which takes over the states of the tables that it holds, be they
-            called as by fused optimizers or as by torch's. Its hyperparameters are those that it was made with: the
-            checkpoint does not say TorchRec's, nor by which of two optimizers with states of the same names it was.
-            Fused optimizers leave rows without a gradient alone: ``lazy=True``.
-        steps: how many steps the optimizer has taken, where the checkpoint does not say it, as those of TorchRec's
-            fused Adam and of SOK do not.
-        average_shards: for the row-wise optimizers of a table that was split by columns, which has one number for a row
-            in each shard: whether to take their mean, by the shards' widths. That is what one number for the whole row
-            would be after the same gradients, but steps from there differ from TorchRec's. Default False: refuse.
-        dry_run: print what would go where, on the first rank, and load nothing.
+        model: the model, whose tables are modules of ``torch.nn`` or :mod:`torchsparse_rec.nn`, collections' tables
+            included.
+        tables: the tables' names in the checkpoint. It is a mapping of the model's names to the checkpoint's, for the
+            tables to load, any parameters among them. Or a pattern such as ``"ebc.embedding_bags.{}.weight"``, with the
+            table's name for ``{}``, for all tables. A name in the checkpoint is exact, except that ``model.`` or
+            ``module.`` before it may be left out; or some parts of one between dots; or has ``*`` for anything. It must
+            fit one tensor. Default: the parameter's own name, or else the table's.
+        optimizer: an optimizer of :mod:`torchsparse_rec.optim`, which takes over the states of the tables that it
+            holds. The states may have the names of fused optimizers or of torch's. The optimizer keeps its
+            hyperparameters: the checkpoint does not contain TorchRec's, nor which of two optimizers with states of the
+            same names wrote it. Fused optimizers do not change rows without a gradient: ``lazy=True``.
+        steps: the number of steps that the optimizer has taken, where the checkpoint does not contain it, as with
+            TorchRec's fused Adam and SOK.
+        average_shards: whether to take the mean of the shards' numbers, weighted by the shards' widths. It is for
+            row-wise optimizers of a table that was split by columns, which has one number for a row in each shard. The
+            mean is what one number for the whole row would be after the same gradients, but steps from there differ
+            from TorchRec's. Default False: refuse.
+        dry_run: whether to print what would go where, on the first rank, and load nothing.
 
     Returns:
         What went where.
@@ -69,9 +71,9 @@ def load_tables(
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a tensor or state is missing, or not the only one of its name, or has no counterpart; a shape or
-            dtype differs; a key is there twice, or there are more than a table's capacity; a file is damaged. The error
-            names file and tensor. Or a table is ``ColumnWise``, and the optimizer takes its rows as wholes. Nothing
-            has been changed then, on any rank.
+            dtype differs. Also if a key is there twice, or there are more than a table's capacity, or a file is
+            damaged. The error names file and tensor. Or a table is ``ColumnWise``, and the optimizer takes its rows as
+            wholes. Nothing has been changed then, on any rank.
 
     Example:
         >>> from torchsparse_rec import nn, optim
@@ -122,7 +124,7 @@ def _planned(
     average_shards: bool,
     parts: Parts,
 ) -> Plan:
-    """Return what a checkpoint has for a table, checked."""
+    """Return a checkpoint's content for a table, checked."""
     group, kept = group_of(optimizer, target.parameter), parts.of(target.parameter)
     slots, rows = Slots({}, None), list[GrowingRows]()
     held = optimizer if group is not None else None

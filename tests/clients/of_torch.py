@@ -364,13 +364,13 @@ CLIENTS = [
     Client(
         "DCP (`torch.distributed.checkpoint`)",
         dcp_saved,
-        way="for tables that grow: `torch.save`, or `distributed.save` and `distributed.load`",
+        way="for tables that grow: `torch.save`, or `checkpoint.save` and `checkpoint.load`",
     ),
     Client("torch's `clip_grad_norm_`", clipped, way=_BY_OURS),
     Client("our `optim.clip_grad_norm_`", clipped_by_ours),
     Client("gradient accumulation", accumulated, way="one `backward()` of the sum of the losses, or another mode"),
     Client("`GradScaler`", scaled),
-    Client("an optimizer for each parameter, in hooks", in_hooks, way="what it is for, `fused` does by itself"),
-    Client("tied weights", tied, way="the rows that a lookup returns: of a table that grows `table(ids)`"),
+    Client("an optimizer for each parameter, in hooks", in_hooks, way="nothing: `fused` does this by itself"),
+    Client("tied weights", tied, way="the rows that a lookup returns: for a table that grows, those of `table(ids)`"),
     Client("an optimizer of torch's afterwards", stepped_by_torch, way="another `grad_mode` before it"),
 ]

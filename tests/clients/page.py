@@ -21,19 +21,20 @@ _HEAD = """# What other programs make of our tables
 
 Each row is a way in which programs use a model and its optimizer. It is run with torch's modules, dense gradients and
 `torch.optim.Adam`, and again with `nn.Embedding`, `nn.EmbeddingBag` and `nn.EmbeddingBagCollection` in each mode and
-`optim.Adam`. Both runs must give the same numbers, to rounding. The tables have 40 rows, of which a step reads a few,
-and the learning rate falls, so that rows without gradient move as well. The tables of `"auto"` are larger, so that it
-chooses COO gradients, or fused ones where `in_backward=True` allows them. In the last two columns the tables grow:
-`nn.EmbeddingVariable`, and a collection with `ev_option`, from 8 rows, with torch's initial rows; what is compared are
-the rows of torch's ids.
+`optim.Adam`. Both runs must give the same numbers, to rounding. The tables have 40 rows, and a step reads a few of
+them. The learning rate falls, so that rows without gradient move as well. The tables of `"auto"` are larger, so that it
+chooses COO gradients, or fused ones if `in_backward=True` allows them. In the last two columns the tables grow:
+`nn.EmbeddingVariable`, and a collection with `ev_option`. They begin with 8 rows, with torch's initial values, and the
+rows of torch's ids are compared.
 
-* right: the numbers are the same;
-* refused: an error says what is not supported, or a warning says that a tool skips tables; the text has that number;
-* **wrong**: anything else; the reason is below.
+* right: the numbers are the same.
+* refused: an error says what is not supported, or a warning says that a tool skips tables. The number is that of the
+  message below.
+* **wrong**: anything else. The reason is below.
 
-`make clients` writes this page ([tests/clients](../tests/clients)). The tests run every cell. They fail where a cell is
-wrong and not known to be, and where it is not what this page says. The mode `fused` is for optimizers made with
-`in_backward=True`, see [embeddings.md](embeddings.md).
+`make clients` writes this page ([tests/clients](../tests/clients)). The tests run every cell. They fail if a cell is
+wrong and not known to be, or if it is not what this page says. The mode `fused` is for optimizers made with
+`in_backward=True`: see [embeddings.md](embeddings.md).
 """
 _MODES = (
     *("`dense`", "`sparse`", "`fused`", "`auto`", "`auto`, `in_backward=True`"),
@@ -57,7 +58,7 @@ def write(cells: Cells) -> str:
         table.append([client.name, *(_shown(*cells[client.name, mode], texts) for mode in MODES)])
     ways = [["client", "instead"], ["---"] * 2, *([client.name, client.way] for client in CLIENTS if client.way)]
     numbered = [f"{number}. {text}" for number, text in enumerate(texts, 1)]
-    rest = ["", "## What is said", "", *numbered, "", "## What to do instead", "", *map(_row, ways)]
+    rest = ["", "## Messages", "", *numbered, "", "## What to do instead", "", *map(_row, ways)]
     return "\n".join([_HEAD, *map(_row, table), *rest]) + "\n"
 
 

@@ -135,7 +135,7 @@ def test_small_files_do_not_stand_for_gigabytes(path, monkeypatch):
     assert path.stat().st_size < 5000 and len(PrebatchedDataset(path).get_batch(0)["x"]) == 10**7
     monkeypatch.setattr(_planes, "_MOST_FREE", 10**8)
     assert len(PrebatchedDataset(path, columns=["y"]).get_batch(0)["y"]) == 10**7
-    with pytest.raises(DataError, match="batch 0 is damaged: what is stored cannot stand for"):
+    with pytest.raises(DataError, match="batch 0 is damaged: the stored bytes cannot decode to"):
         PrebatchedDataset(path).get_batch(0)
 
 

@@ -96,7 +96,7 @@ def test_a_file_that_is_replaced_goes_on_here_and_is_an_error_elsewhere(compress
     assert pickle.loads(pickled).get_batch(0)["x"].sum() == 0
     write_prebatched(path, [{"x": torch.ones(100)}], compression=compression)
     assert dataset.get_batch(0)["x"].sum() == 0
-    with pytest.raises(DataError, match="f.arrow: the file is another than the one that the other process had opened"):
+    with pytest.raises(DataError, match="f.arrow: the file is not the one that the other process had opened"):
         pickle.loads(pickled)
 
 

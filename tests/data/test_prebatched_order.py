@@ -225,7 +225,7 @@ def test_each_workers_own_state_goes_on(files, monkeypatch):
         assert taken[worker] + rows(dataset) == expected[worker::2]
     monkeypatch.setattr("torchsparse_rec.data.prebatched.get_worker_info", lambda: WorkerInfo(0, 3))
     dataset.load_state_dict(states[0])
-    with pytest.raises(ValueError, match="the state is that of one of 2 workers, and there are 3"):
+    with pytest.raises(ValueError, match="the state is from one of 2 workers, and there are 3"):
         next(iter(dataset))
 
 

@@ -172,7 +172,7 @@ def test_values_where_no_row_is_to_have_any(tmp_path: Path) -> None:
     entries = [entry(b"x", list_of("int64", [1, 2])), entry(b"y", list_of("int64", [1]))]
     path.write_bytes(framed([example(entries)]))
     features = {"x": FixedLenFeature([], "int64"), "y": FixedLenFeature([0], "int64")}
-    with pytest.raises(DataError, match=rf"^{path}: byte 12: feature 'y' has 1 values, and no row is to have any"):
+    with pytest.raises(DataError, match=rf"^{path}: byte 12: feature 'y' has 1 values, and no row may have any"):
         list(TFRecordReader(path, features, prebatched=True))
 
 

@@ -134,7 +134,7 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_a_prebatched_record_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"column 'x' has nulls, which a record that holds a batch cannot say"):
+    with pytest.raises(ValueError, match=r"column 'x' has nulls, which a record that holds a batch cannot store"):
         data.write_tfrecord(tmp_path / "x", [pa.record_batch({"x": [1, None]})], prebatched=True)
     batch = pa.record_batch({"x": [[1], [2, 3]], "x/row_lengths": [10, 20]})
     with pytest.raises(ValueError, match=r"column 'x/row_lengths' has the name under which the lengths of the rows of"):

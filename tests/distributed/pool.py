@@ -213,7 +213,7 @@ def _one_thread() -> Any:
 
 def _work(rank: int, ranks: int, device: str, port: int, dump: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    # No test takes the power away from ranks, and tests/variable/test_checkpoint_crash.py sees what is flushed when.
+    # No test takes the power away from ranks, and tests/checkpoint/test_crash.py sees what is flushed when.
     os.fsync = lambda descriptor: None
     with open(dump, "w") as file:
         faulthandler.enable(file)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from checkpoint.cases import rewrite
 from damage import check_damaged, content_of, damage, nodes_of
 from torch import Tensor
-from variable.checkpoint_cases import rewrite
 
 from torchsparse_rec import distributed, nn, optim
 from torchsparse_rec._torch import as_stored

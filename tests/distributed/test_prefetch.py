@@ -118,14 +118,14 @@ def test_a_lookup_sends_nothing_but_results(two, device: str, plan: str) -> None
 def times_read(case: Case, device: str) -> int:
     """Count how often features are read for four batches that are prefetched."""
     module, count = sharded_of(case, device), 0
-    read = module._inputs
+    read = module.inputs_of
 
     def counted(*given: Any, **how: bool) -> Any:
         nonlocal count
         count += 1
         return read(*given, **how)
 
-    module._inputs = counted
+    module.inputs_of = counted
     for batch, ids in distributed.prefetch(batches_of(case, 4, device), module, partial(features_of, case)):
         look_up(case, module, batch, ids)
     return count

@@ -87,7 +87,7 @@ def test_models_of_bags_train_as_kerass(kind, name):
     clone.set_weights(mine.get_weights())
     (x, y), _ = batches(1)[0]
     np.testing.assert_allclose(clone.predict({"x": x, "y": y}, verbose=0), mine.predict({"x": x, "y": y}, verbose=0))
-    with pytest.warns(UserWarning, match="revert: left as they are, as Keras has no such layer: bag"):
+    with pytest.warns(UserWarning, match="revert: left unchanged, because Keras has no such layer: bag"):
         ours.revert(mine)
 
 

@@ -317,7 +317,7 @@ def test_what_is_not_converted_is_named():
     class Mine(keras.layers.Embedding):
         pass
 
-    with pytest.warns(UserWarning, match=r"convert: left as they are, having classes of their own: odd \(Mine\)"):
+    with pytest.warns(UserWarning, match=r"left unchanged, because their classes extend Keras's: odd \(Mine\)"):
         ours.convert(keras.Sequential([Mine(3, 2, name="odd"), keras.layers.Embedding(3, 2)]))
     with pytest.warns(UserWarning, match="convert: nothing was changed: the model has no keras.layers.Embedding"):
         ours.convert(keras.Sequential([keras.layers.Dense(1)]))

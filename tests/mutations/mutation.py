@@ -79,7 +79,7 @@ FAMILIES = {
     "record": Family(("record*", "data_tfrecord*"), "record or example"),
     "nn": Family(("nn_*", "training")),
     "optim": Family(("optim*", "clip_grad", "row_optimizer*", "nn_fused*", "training")),
-    "variable": Family(("embedding_variable*", "variable_*")),
+    "variable": Family(("embedding_variable*", "variable_*", "checkpoint_*")),
     "prebatched": Family(("data_prebatched*", "data_readers", "data_device", "data_convert")),
     "features": Family(("features*",)),
     "compat": Family(("compat*", "converters")),

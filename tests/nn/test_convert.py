@@ -9,9 +9,7 @@ from torch.nn.utils import parametrizations
 
 from torchsparse_rec import nn, optim
 
-OVERRIDES = pytest.mark.filterwarnings(
-    "ignore:convert. left as they are. special .Special. its class overrides forward"
-)
+OVERRIDES = pytest.mark.filterwarnings("ignore:convert. left unchanged. special .Special. its class overrides forward")
 
 
 class Shop(torch.nn.Module):
@@ -211,7 +209,7 @@ def test_what_torch_has_no_module_for_is_left():
             "plain": nn.Embedding(4, 2),
         }
     )
-    with pytest.warns(UserWarning, match="revert: left as they are") as caught:
+    with pytest.warns(UserWarning, match="revert: left unchanged") as caught:
         nn.revert(model)
     (warning,) = caught
     for part in (

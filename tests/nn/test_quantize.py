@@ -389,21 +389,21 @@ def test_modules_of_other_classes_stay() -> None:
     model = torch.nn.Sequential(
         Special(4, 3), nn.Embedding(4, 3), nn.Embedding(4, 3, _weight=torch.ones(4, 3).int(), _freeze=True)
     )
-    text = r"quantize: left as they are: 0 \(Special: a class of its own\), 2 \(Embedding: it holds integers\)$"
+    text = r"quantize: left unchanged: 0 \(Special: a class of its own\), 2 \(Embedding: it holds integers\)$"
     with pytest.warns(UserWarning, match=text):
         nn.quantize(model)
     assert type(model[0]) is Special and type(model[1]) is QuantizedEmbedding
     with pytest.warns(UserWarning, match=r"1 \(QuantizedEmbedding: it is quantised already\)"):
         nn.quantize(model)
     with pytest.warns(
-        UserWarning, match=r"left as they are: the model itself \(QuantizedEmbeddingBagColl.*quantised alr"
+        UserWarning, match=r"left unchanged: the model itself \(QuantizedEmbeddingBagColl.*quantised alr"
     ):
         nn.quantize(nn.quantize(bags()))
     with pytest.warns(UserWarning, match="quantize: nothing was changed: the model has no module of tables"):
         nn.quantize(torch.nn.Linear(1, 1))
     table = nn.Embedding(4, 3)
     torch.nn.utils.parametrizations.weight_norm(table)
-    with pytest.warns(UserWarning, match="left as they are"):
+    with pytest.warns(UserWarning, match="left unchanged"):
         nn.quantize(table)
 
 

@@ -203,7 +203,7 @@ X = {"x": ExampleColumn("int64", 2)}
 FAULTS: list[tuple[str, bytes, dict[str, ExampleColumn], str, int]] = [
     ("truncated tag", b"\x8a", {}, "the message ends within a value", 0),
     ("truncated fixed", b"\x0d\x01\x02", {}, "the message ends within a value", 1),
-    ("length", b"\x0a\x05abc", {}, "a length of 5 goes beyond the end of what it is in", 1),
+    ("length", b"\x0a\x05abc", {}, "a length of 5 goes beyond the end of its container", 1),
     ("huge length", b"\x0a" + varint_bytes(2**64 - 1), {}, f"a length of {2**63 - 1} goes beyond", 1),
     ("long varint", b"\x08" + b"\x80" * 10 + b"\x01", {}, "a varint of more than 10 bytes", 1),
     ("group", b"\x0b", {}, "a group, which no Example has", 0),

@@ -1,5 +1,6 @@
 """The documents tell the truth: examples print what they say, and what they name exists."""
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -21,6 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Their examples run in tests/keras, in a process whose Keras is on torch.
 OF_KERAS = (ROOT / "docs/keras.md", "torchsparse_rec.keras")
+# How an entry of Args: begins that is a clause about the argument and leaves out what the argument is.
+NO_NOUN = re.compile(
+    r" {4}[\w, *]+: (of|that|as|by|to|for|whose|which|what|in|from|with|where|when|is|are|likewise|see|at|on|over|if|"
+    r"than|given|made|called|after|before|also|let|default)\b",
+    re.IGNORECASE,
+)
 
 
 def name_of(document: Path) -> str:
@@ -90,6 +97,7 @@ def test_docstring_examples(name):
         torchsparse_rec.jagged,
         torchsparse_rec.initializers,
         torchsparse_rec.features,
+        torchsparse_rec.checkpoint,
         torchsparse_rec.data,
         torchsparse_rec.profiling,
         torchsparse_rec.distributed,
@@ -102,6 +110,18 @@ def test_every_public_name_has_a_docstring_with_an_example(package):
     assert public
     missing = [n for n, v in public.items() if not has_example(v, public) and not issubclass_of_exception(v)]
     assert missing == []
+
+
+def test_arguments_are_described_by_nouns():
+    found = []
+    paths = [path for name in ("torchsparse_rec", "compat", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    for path in (path for path in paths if "examples" not in path.parts):
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        for node in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)):
+            sections = re.split(r"^(?=\S)", ast.get_docstring(node) or "", flags=re.MULTILINE)
+            lines = [line for section in sections if section.startswith("Args:") for line in section.splitlines()]
+            found += [f"{path}: {line.strip()}" for line in lines if NO_NOUN.match(line)]
+    assert found == []
 
 
 def has_example(value: object, public: dict[str, object]) -> bool:

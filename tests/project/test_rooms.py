@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,3 +84,28 @@ def test_no_package_imports_what_is_private_to_another() -> None:
             if room(module) != its and any(part.startswith("_") and not part.startswith("__") for part in below):
                 private.append((module, other, name))
     assert private == []
+
+
+# Attributes of others: torch's, Keras's, TensorFlow's, and those of named tuples.
+OTHERS = {*dir(torch.nn.Module()), *dir(torch.Tensor), "_embeddings", "_name", "_replace", "_schema"}
+
+
+def test_no_package_uses_attributes_private_to_another() -> None:
+    given, asked = defaultdict[str, set[tuple[str, ...]]](set), list[tuple[str, tuple[str, ...], str]]()
+    for module, path in MODULES.items():
+        package = path.parent.relative_to(ROOT).parts[:2]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                if isinstance(node.ctx, ast.Store):
+                    given[node.attr].add(package)
+                elif node.attr.startswith("_") and not node.attr.startswith("__"):
+                    asked.append((module, package, node.attr))
+            for part in node.body if isinstance(node, ast.ClassDef) else []:
+                defined = [part] if isinstance(part, ast.FunctionDef) else ast.walk(part)
+                for each in defined:
+                    if isinstance(each, ast.FunctionDef):
+                        given[each.name].add(package)
+                    elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                        given[each.id].add(package)
+    ours = given.keys() - OTHERS
+    assert [(module, name) for module, package, name in asked if name in ours and package not in given[name]] == []

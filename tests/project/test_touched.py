@@ -42,7 +42,7 @@ def test_all_tests_stand_on_some_files(tests: Any, path: str) -> None:
         # Packages, by imports.
         ("torchsparse_rec/ops/sparse_segment.py", "ops/test_sparse_segment.py", "ops/test_unique.py"),
         ("torchsparse_rec/nn/quantize.py", "nn/test_quantize.py serving/test_quantized.py", "nn/test_weight.py"),
-        ("torchsparse_rec/checkpoint/_shards.py", "variable/test_checkpoint.py", "data/test_csv.py"),
+        ("torchsparse_rec/checkpoint/_shards.py", "checkpoint/test_store.py", "data/test_csv.py"),
         ("torchsparse_rec/distributed/_rows.py", "distributed/test_equal.py", "nn/test_stale.py"),
         ("torchsparse_rec/tables/table.py", "nn/test_stale.py optim/test_training.py", "data/test_csv.py"),
         ("torchsparse_rec/keras/_tables.py", "keras/test_keras.py", "nn/test_stale.py"),

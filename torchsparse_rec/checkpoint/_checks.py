@@ -1,4 +1,4 @@
-"""Checks of what a variable's checkpoint holds: a checksum only says that the bytes are those that were written."""
+"""Checks of a variable's checkpoint: a checksum only proves that the bytes are the written ones."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     Raise ``CheckpointError`` unless a variable may have written a version's metadata.
 
     Args:
-        path: of the manifest, for errors.
-        metadata: of the version; its embedding_dim and key_dtype have been checked already.
+        path: the path of the manifest, for errors.
+        metadata: the metadata of the version; its embedding_dim and key_dtype have been checked already.
 
     Raises:
         CheckpointError: if no variable writes such metadata; the error names the file.
@@ -55,12 +55,12 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
 
 class ContentChecks:
     """
-    Checks the shards of a checkpoint, one after the other.
+    Checks the shards of a checkpoint, in order.
 
     Args:
-        embedding_dim: of the variable.
-        key_dtype: of the variable.
-        states: of the variable's optimizer, by name: whether a state has one number for each row, instead of
+        embedding_dim: the embedding_dim of the variable.
+        key_dtype: the key_dtype of the variable.
+        states: the states of the variable's optimizer, by name: whether a state has one number for each row, instead of
             ``embedding_dim`` numbers.
     """
 
@@ -75,10 +75,10 @@ class ContentChecks:
         Raise ``CheckpointError`` unless a shard can be restored.
 
         Args:
-            path: of the shard's file, for errors.
-            name: of the shard: rows, order, erased, candidates or sketch.
-            tensors: of the shard, by name.
-            states: that rows must have, by the metadata of the shard's version.
+            path: the path of the shard's file, for errors.
+            name: the name of the shard: rows, order, erased, candidates or sketch.
+            tensors: the tensors of the shard, by name.
+            states: the states that rows must have, by the metadata of the shard's version.
 
         Raises:
             CheckpointError: if the shard cannot be restored; the error names the file.

@@ -1,4 +1,4 @@
-"""What a checkpoint has of a model: tables that are split or whole, what is beside them, and states of an optimizer."""
+"""The contents of a model's checkpoint: tables, split or whole, the other state, and states of an optimizer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FixedTable:
 
     @property
     def weight(self) -> Parameter:
-        """What this rank keeps of the table."""
+        """The part of the table that this rank keeps."""
         return self.saved.weight
 
     @property
@@ -57,7 +57,7 @@ class FixedTable:
         return self.saved.kept
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the weight, by the name "", and the states, as they are stored."""
+        """Return the stored weight, by the name "", and the stored states."""
         with as_stored():
             return {"": self.weight.detach(), **self.states}
 
@@ -74,9 +74,9 @@ class GrowingTable:
 
     Args:
         table: the module that is the table.
-        keys: which keys this rank keeps.
+        keys: the keys that this rank keeps.
         is_split: whether they are split over ranks; else each rank has all.
-        writes: whether this rank writes its keys: of copies the first does.
+        writes: whether this rank writes its keys: the first rank writes copies.
         key: the name of the table in the model.
     """
 
@@ -92,21 +92,24 @@ class GrowingTable:
         return self.table.table_rows
 
     def base(self, folder: str | os.PathLike[str]) -> int | None:
-        """Return the version in a folder since whose step it is known what has changed, if any."""
+        """Return the version in a folder since whose step the changes are known, if any."""
         saved = self.rows.saved
         known = saved is not None and saved[1] == self._place(folder) and not self.rows.all_changed
         return saved[2] if saved is not None and known else None
 
     def note_saved(self, folder: str | os.PathLike[str], version: int) -> None:
-        """Note a version that has what this rank has."""
+        """Note a version with this rank's present rows."""
         self.rows.note_saved((self.rows.store.step, self._place(folder), version))
 
     def _place(self, folder: str | os.PathLike[str]) -> str:
-        # Not the folder itself, in which save_delta() of the variable must not write.
+        # Not the folder itself: save_delta() of the variable must not write there.
         return os.path.join(os.path.abspath(folder), self.key)
 
     def about(self) -> dict[str, Any] | None:
-        """Apply evict options, and return what a checkpoint says of this rank's keys beside them, if it has some."""
+        """
+        Apply evict options, and return the metadata of this rank's keys for a checkpoint; None if another rank writes
+        them.
+        """
         with self.table.settled():
             self.rows.evict()
             self.rows.store.states.flush()
@@ -117,7 +120,7 @@ class GrowingTable:
         Yield this rank's shards, rows of the first tier block by block.
 
         Args:
-            since_base: whether only what has changed since :meth:`base`.
+            since_base: whether to yield only changes since :meth:`base`.
         """
         rows = self.rows
         with self.table.settled():
@@ -128,7 +131,7 @@ class GrowingTable:
 
 class Contents:
     """
-    What a checkpoint has of a model on this rank.
+    The contents of a model's checkpoint on this rank.
 
     Args:
         module: the model; of a ``DistributedDataParallel`` the module in it.
@@ -181,7 +184,7 @@ class Contents:
                 if isinstance(each, SavedTable):
                     self.fixed[key] = FixedTable(each, not each.is_copied or self.rank == 0)
                     continue
-                # The words are those of all versions of the format.
+                # All versions of the format have these words.
                 keys = each.keys or KeptKeys(f"NoneType of {self.ranks}", (0, MOST_BLOCKS))
                 is_split = each.keys is not None
                 self.growing[key] = GrowingTable(each.table, keys, is_split, is_split or self.rank == 0, key)
@@ -215,12 +218,12 @@ class Contents:
         return state
 
     def base(self, folder: str | os.PathLike[str]) -> int | None:
-        """Return the version in a folder on top of which this rank can write what has changed, if any."""
+        """Return the version in a folder on which a delta of this rank can build, if any."""
         bases = {its.base(folder) for its in self.growing.values()}
         return bases.pop() if len(bases) == 1 else None
 
     def alike(self) -> dict[str, Any]:
-        """Return what all ranks must have alike, by what it is."""
+        """Return the facts in which all ranks must agree, by their names."""
         optimizer = self.optimizer and (type(self.optimizer).__name__, self.names_by_group())
         return {
             "tables": [*self.fixed, *self.growing],
@@ -230,10 +233,10 @@ class Contents:
 
     def read(self) -> dict[str, Any]:
         """
-        Bring tables and states up to date; return what this rank says of the model, for JSON, and dense tensors.
+        Bring tables and states up to date; return this rank's description of the model, for JSON, and dense tensors.
 
         Returns:
-            ``"said"``: what the manifest has, and ``"tensors"`` by name.
+            ``"said"``: the manifest's content, and ``"tensors"`` by name.
 
         Raises:
             ValueError: a parameter of the optimizer is not the module's; a tensor that no rank has whole; a state that
@@ -316,12 +319,12 @@ class Contents:
         numbers: Mapping[str, dict[str, Any]],
     ) -> dict[str, Any]:
         """
-        Return what the optimizer's ``load_state_dict`` takes.
+        Return a state for the optimizer's ``load_state_dict``.
 
         Args:
-            options: of each group.
+            options: the options of each group.
             dense: the states of parameters that are no tables, by name.
-            numbers: of tables, by name. States of this rank's parts are those of :attr:`fixed`.
+            numbers: the numbers of tables, by name. States of this rank's parts are in :attr:`fixed`.
         """
         assert self.optimizer is not None
         now = self.optimizer.state_dict()
@@ -341,7 +344,7 @@ class Contents:
 
 
 def module_versions(state: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the version of each module whose state this is, by which modules know older states."""
+    """Return the version of each module whose state this is: modules recognise older states by it."""
     return {prefix: metadata.get("version") for prefix, metadata in getattr(state, "_metadata", {}).items()}
 
 

@@ -1,4 +1,4 @@
-"""The form of what a manifest says of a model: a checksum only says that the bytes are those that were written."""
+"""The form of a manifest's description of a model: a checksum only proves that the bytes are the written ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["check_form", "is_within"]
 
-# Of a mapping each name, where ... stands for all others; of a list each item.
+# For a mapping each name, where ... stands for all others; for a list each item.
 _FORM: dict[Any, Any] = {
     "tables": {...: {"rows": int, "dim": int, "states": {"": list, ...: list}, "numbers": dict}},
     "variables": {...: {"where": str, "of_ranks": [(dict, type(None))]}},

@@ -1,4 +1,4 @@
-"""A version of a checkpoint that is to be loaded: what of it this rank needs, its checks, and its way into a model."""
+"""A version of a checkpoint to load: the parts that this rank needs, their checks, and their way into a model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = ["Restored"]
 
 class Restored:
     """
-    A version that is to be loaded.
+    A version to load.
 
     Args:
-        contents: of the model that loads it.
+        contents: the contents of the model that loads it.
         chain: the version.
 
     Raises:
@@ -114,8 +114,8 @@ class Restored:
         """
         Return the shards of a table that grows which this rank reads.
 
-        Those that it wrote, if ranks have the same keys as then. Else those that have some of its blocks; the order of
-        a writer's rows is for a rank that has all blocks.
+        Those that it wrote, if ranks have the same keys as then. Else the shards that have some of its blocks; the
+        order of a writer's rows is for a rank that has all blocks.
         """
         found, same = self._growing.get(key, []), self._same(key)
         if same:
@@ -130,7 +130,7 @@ class Restored:
         return [(path, shard) for path, shard in found if _has_blocks(path, shard, begin, end)]
 
     def _metadata_of(self, key: str) -> list[dict[str, Any]]:
-        """Return what ranks have said of the keys that :meth:`_of_growing` are of."""
+        """Return the metadata from the ranks whose keys :meth:`_of_growing` has."""
         of_ranks = self.metadata["variables"][key]["of_ranks"]
         found = of_ranks if not self._same(key) else [of_ranks[self._contents.rank]]
         return [each for each in found if each is not None]
@@ -140,7 +140,7 @@ class Restored:
         return its.is_split and self.metadata["variables"][key]["where"] == its.keys.where
 
     def extra(self) -> Any:
-        """Return what the caller of ``save`` wanted back, once :meth:`check` has been called."""
+        """Return the ``extra`` of ``save``, once :meth:`check` has been called."""
         return self._extra
 
     # ---- Checks ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Restored:
             raise self._error(f"load: optimizer must have the groups of parameters {groups}, got {now}")
 
     def _decode(self) -> None:
-        """Make all that the manifest has of values, with the tensors of the shard ``rest``, of which none is left."""
+        """Decode all values of the manifest, with the tensors of the shard ``rest``; all of these must be used."""
         if len(self._rests) != 1 or self._rests[0][1].name != "rest":
             names = [shard.name for _, shard in self._rests]
             raise self._error(f"must have one shard 'rest' beside those of tables, got {names}")
@@ -302,7 +302,7 @@ class Restored:
     # ---- Writing -----------------------------------------------------------------------------------------------------
 
     def write_rest(self) -> None:
-        """Load what is beside tables, first of all: a module may yet refuse its state."""
+        """Load the state beside tables, first of all: a module may yet refuse its state."""
         self._before = copy.deepcopy(self._contents.rest)
         try:
             with part_state(fixed=True):
@@ -369,7 +369,7 @@ class Restored:
                     tensors = {name: x[mine] for name, x in tensors.items()}
                 yield shard.name, tensors
             if sketches:
-                # Of a key its own rank has counted no less than has come; other ranks have counted other keys.
+                # A key's own rank has counted at least its occurrences; other ranks have counted other keys.
                 yield "sketch", {"sketch": torch.stack([*sketches.values()]).amax(0)}
 
         with its.table.replacing():
@@ -389,7 +389,7 @@ def _load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _has_blocks(path: Path, shard: Shard, begin: int, end: int) -> bool:
-    """Say whether a shard may have keys of some blocks; one that does not say which it has may have all."""
+    """Say whether a shard may have keys of some blocks; a shard that does not list its blocks may have all."""
     its = shard.about.get("blocks", [0, MOST_BLOCKS])
     if not isinstance(its, list) or len(its) != 2 or not all(is_within(each, 0, MOST_BLOCKS + 1) for each in its):
         raise CheckpointError(path / shard.file, f"its blocks must be a range, got {its!r}")

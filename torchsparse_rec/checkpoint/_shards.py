@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 PARTIAL_MANIFEST = ".manifest.json.partial"
 #: The files of a version; any other file in its folder is not ours to remove.
 _OURS = re.compile(r"shard-\d{5,}(-\d{5,})?\.safetensors|manifest\.json|\.manifest\.json\.partial|\.token-[0-9a-f]+")
-#: The dtypes that all readers of safetensors know and that tables have.
+#: The dtypes of tables that all readers of safetensors support.
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -79,7 +79,7 @@ def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[
 
 
 def is_ours(folder: Path) -> bool:
-    """Say whether a folder has no files but those of a version."""
+    """Say whether a folder has only a version's files."""
     return all(_OURS.fullmatch(name) for name in os.listdir(folder))
 
 
@@ -87,7 +87,7 @@ def remove_version(folder: Path) -> None:
     """
     Remove a version, its manifest first, so that no version ever lacks a shard.
 
-    Files that no writer wrote stay, and so does the folder if it has any.
+    Files that no writer wrote stay, as does the folder if it has any.
     """
     with suppress(FileNotFoundError):
         os.unlink(folder / MANIFEST)
@@ -157,7 +157,7 @@ def read_shard(folder: Path, shard: Shard) -> dict[str, Tensor]:
     Return the tensors of a shard by name.
 
     Raises:
-        CheckpointError: if the shard is damaged, missing, or not what the manifest says.
+        CheckpointError: if the shard is damaged, missing, or does not fit the manifest.
     """
     data, module = read_bytes(folder, shard), safetensors("CheckpointStore.open")
     try:

@@ -24,8 +24,8 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
     Args:
         value: None, a number, a string, a tensor, or a list, tuple or mapping of such.
-        name: of the value, for errors and for tensors in it.
-        tensors: to which those tensors in it are added that have dimensions, by names of their own.
+        name: the name of the value, for errors and for tensors in it.
+        tensors: a dict that receives every tensor of the value that is not a scalar, under a new name.
 
     Raises:
         ValueError: for anything else, naming where it is.
@@ -69,9 +69,9 @@ def decoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     Return the value that :func:`encoded` was given; its tensors are on the CPU.
 
     Args:
-        value: as JSON has it.
-        name: that the value was encoded by, of which its tensors have their names.
-        tensors: by name. Those in the value are taken out: each is of one value.
+        value: the value in JSON's form.
+        name: the name by which the value was encoded; its tensors' names begin with it.
+        tensors: the tensors by name. The value's tensors are taken out: each belongs to one value.
 
     Raises:
         ValueError: for a value that :func:`encoded` does not return, naming where it is.

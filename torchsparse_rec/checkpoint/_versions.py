@@ -1,4 +1,4 @@
-"""The versions in the folder of a checkpoint: which there are, and what each is on top of."""
+"""The versions in the folder of a checkpoint, and the version on which each builds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Versions:
             raise CheckpointError(path, f"is not the one on top of which version {manifest.number} was written")
 
     def chain(self, number: int) -> list[Manifest]:
-        """Return the manifests of a version and of those that it is on top of, the full version first."""
+        """Return the manifests of a version and of the versions on which it builds, the full version first."""
         manifest, _ = self.manifest(number)
         chain = [manifest]
         while manifest.base is not None:

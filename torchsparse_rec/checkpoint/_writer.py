@@ -28,15 +28,15 @@ class ShardWriter:
     The shards that one process writes of a version, alone or beside others: see :func:`CheckpointStore.shard_writer`.
 
     Args:
-        folder: of the version, until it is committed.
-        number: of the version.
-        rank: of this process among those that write the version; None: it is the only one.
-        on_phase: is called with ``"write shard 0"`` and so on, before each.
+        folder: the folder of the version, until it is committed.
+        number: the number of the version.
+        rank: the rank of this process among the version's writers; None: it is the only one.
+        on_phase: a function that is called with ``"write shard 0"`` and so on, before each.
     """
 
     def __init__(self, folder: Path, number: int, rank: int | None, on_phase: Callable[[str], None]) -> None:
         self._folder, self._number, self._rank, self._on_phase = folder, number, rank, on_phase
-        #: What the manifest is to say of the shards written so far.
+        #: The manifest's entries of the shards written so far.
         self.shards: list[Shard] = []
 
     def write(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
@@ -44,9 +44,9 @@ class ShardWriter:
         Write one shard, as :meth:`Writer.write` does.
 
         Args:
-            name: of the shard.
-            tensors: by name.
-            about: what the manifest is to say of it, as JSON gives it back.
+            name: the name of the shard.
+            tensors: the tensors by name.
+            about: the manifest's entry about it, equal to what JSON reads back.
         """
         index = len(self.shards)
         self._on_phase(f"write shard {index}")
@@ -67,13 +67,13 @@ class Writer:
     A version that is being written: see :func:`CheckpointStore.writer`.
 
     Args:
-        versions: those to which the new one will belong.
-        keep: see :class:`CheckpointStore`.
+        versions: the versions to which the new one will belong.
+        keep: the argument of :class:`CheckpointStore`.
         kind: ``"full"`` or ``"delta"``.
-        metadata: of the version, equal to what JSON reads back.
+        metadata: the metadata of the version, equal to what JSON reads back.
         base: the version that a delta is on top of; None: the newest.
-        on_phase: see :func:`CheckpointStore.writer`.
-        rank: see :func:`CheckpointStore.writer`.
+        on_phase: the argument of :func:`CheckpointStore.writer`.
+        rank: the argument of :func:`CheckpointStore.writer`.
 
     Raises:
         BlockingIOError: when the block begins, if another writer is at work.
@@ -144,9 +144,9 @@ class Writer:
         Its tensors are copied from their device, and are in memory twice meanwhile: write a large table in parts.
 
         Args:
-            name: of the shard, for readers; several shards may have the same name.
-            tensors: by name: dense, of floats, integers or bool, on any device.
-            about: what the manifest is to say of the shard, a mapping as JSON gives it back. Default: nothing.
+            name: the name of the shard, for readers; several shards may have the same name.
+            tensors: the tensors by name: dense, of floats, integers or bool, on any device.
+            about: the manifest's entry about the shard, a mapping equal to what JSON reads back. Default: nothing.
 
         Raises:
             ValueError: for tensors that cannot be stored.
@@ -161,7 +161,7 @@ class Writer:
         Take shards into the version that another process has written.
 
         Args:
-            shards: of the other process's :class:`ShardWriter`.
+            shards: the shards of the other process's :class:`ShardWriter`.
 
         Raises:
             RuntimeError: outside the block, after a commit or an error.
@@ -174,7 +174,7 @@ class Writer:
 
     def commit(self) -> VersionInfo:
         """
-        Publish the version, and then remove the older ones that are not to be kept.
+        Publish the version, and then remove the older ones that are not kept.
 
         Returns:
             The version.
@@ -251,7 +251,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def explained(number: int, folder: Path) -> Iterator[None]:
-    """Make an ``OSError`` say that this version was not written, and that those before it are unchanged."""
+    """Make an ``OSError`` say that this version was not written, and that earlier versions are unchanged."""
     try:
         yield
     except OSError as error:

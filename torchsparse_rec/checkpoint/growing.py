@@ -24,7 +24,7 @@ def save(
     rows: TableRows, kind: str, path: str | os.PathLike[str], keep: int | None, on_phase: Callable[[str], None] | None
 ) -> int:
     """
-    Write a version of a checkpoint, note it as that which the next delta is on top of, and return its number.
+    Write a version of a checkpoint, note it as the base of the next delta, and return its number.
 
     A ``"delta"`` is on top of the version that the rows have noted. See :meth:`EmbeddingVariable.save`.
     """
@@ -45,7 +45,7 @@ def save(
 
 
 def metadata_of(rows: TableRows) -> dict[str, Any]:
-    """Return what a checkpoint says of a variable, beside its shards."""
+    """Return a variable's metadata for a checkpoint, beside its shards."""
     store = rows.store
     optimizer = store.states.optimizer
     return {
@@ -72,11 +72,11 @@ def shards_of(
     Yield the names and tensors of a variable's shards, whose rows are up to date.
 
     Args:
-        rows: of the variable.
-        since: only what has changed since this step. Default: all.
+        rows: the rows of the variable.
+        since: the step since which rows must have changed to be written. Default: all are written.
         delta: whether they are on top of others.
-        order: of the first tier's keys in shards "rows", see :meth:`TableRows.parts`; a shard "order" has the keys in
-            the order of rows, for who reads all of them. Default: that is the order of "rows" too.
+        order: the order of the first tier's keys in shards "rows", see :meth:`TableRows.parts`. A shard "order" then
+            has the keys in the order of rows, for readers of all keys. Default: "rows" has this order.
     """
     if delta and rows.erased:
         yield "erased", {"keys": torch.cat(rows.erased).unique()}
@@ -104,7 +104,7 @@ def checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: i
     """
     Open the checkpoints of some folders, and read them, to see that they can all be restored.
 
-    The version and the errors are those of :meth:`EmbeddingVariable.restore`.
+    The version and the errors are as in :meth:`EmbeddingVariable.restore`.
     """
     chains = [CheckpointStore(one).open(version) for one in paths]
     store, states, checks = rows.store, rows.store.states, checks_of(rows)
@@ -147,13 +147,13 @@ def checks_of(rows: TableRows) -> ContentChecks:
 
 def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: int) -> None:
     """
-    Replace all rows by those of checkpoints.
+    Replace all rows by the checkpoints' rows.
 
     Args:
-        rows: of the variable.
-        chains: from :func:`checked`.
-        shard: only keys with ``key mod num_shards == shard`` are restored.
-        num_shards: 1: all keys are restored.
+        rows: the rows of the variable.
+        chains: the result of :func:`checked`.
+        shard: the number of this shard: only keys with ``key mod num_shards == shard`` are restored.
+        num_shards: the number of shards; 1: all keys are restored.
     """
     store = rows.store
 
@@ -176,11 +176,11 @@ def refill(
     rows: TableRows, metadata: Sequence[Mapping[str, Any]], shards: Iterable[tuple[str, dict[str, Tensor]]]
 ) -> Generator[None, None, None]:
     """
-    Replace all rows of a variable by those of shards, one at a step.
+    Replace all rows of a variable by the shards' rows, one shard at a step.
 
     Args:
-        rows: of the variable.
-        metadata: of the checkpoints that the shards are of, see :func:`metadata_of`.
+        rows: the rows of the variable.
+        metadata: the metadata of the checkpoints that the shards are of, see :func:`metadata_of`.
         shards: their names and tensors, as of :func:`shards_of`, which have been checked.
     """
     store, admission = rows.store, rows.admission
@@ -205,7 +205,7 @@ def refill(
 
 
 def seen_of(state: Mapping[str, Any]) -> int:
-    """Return the step of the last lookup from a saved state; older formats only say which step came next."""
+    """Return the step of the last lookup from a saved state; older formats only have the step that came next."""
     return state.get("seen", max(state["global_step"] - 1, 0))
 
 

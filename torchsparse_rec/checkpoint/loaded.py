@@ -34,12 +34,12 @@ def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: 
     Return why :class:`KeyRows` cannot have a state, or None: operators that read a wrong one may read other memory.
 
     Args:
-        state: with the tensors of the keys.
-        prefix: of their names.
-        reserved: as of :class:`KeyRows`.
-        rows: that the keys must be of. Default: any number.
+        state: a state with the tensors of the keys.
+        prefix: the prefix of their names.
+        reserved: the argument of :class:`KeyRows`.
+        rows: the number of rows that the keys must have. Default: any number.
     """
-    # Of several empty tensors safetensors keeps one: there may be no free_rows.
+    # Safetensors keeps one of several empty tensors: there may be no free_rows.
     lacks_free = f"{prefix}free_rows" not in state
     for name, (dtype, dims) in _FORMS.items():
         x = state.get(prefix + name)
@@ -78,12 +78,12 @@ def problem_of_state(
     Return why a table that grows cannot have a state, which has its weight, or None.
 
     Args:
-        state: of its module, and perhaps others.
-        prefix: of the module's names.
-        checks: of the table, for rows of other tiers.
-        dim: of the rows.
-        sketch: of the table's filter, if it has one.
-        reserved: as of :class:`KeyRows`.
+        state: the state of its module, and perhaps others.
+        prefix: the prefix of the module's names.
+        checks: the checks of the table, for rows of other tiers.
+        dim: the dim of the rows.
+        sketch: the sketch of the table's filter, if it has one.
+        reserved: the argument of :class:`KeyRows`.
     """
     weight, extra = state[f"{prefix}weight"], f"{prefix}_extra_state"
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] != dim:

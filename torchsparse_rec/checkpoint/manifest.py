@@ -33,8 +33,8 @@ class CheckpointError(ValueError):
     An error that names a damaged or missing file of a checkpoint.
 
     Args:
-        path: of the file that is refused.
-        problem: what is wrong with the file.
+        path: the path of the file that is refused.
+        problem: the fault of the file.
 
     Example:
         >>> from torchsparse_rec.checkpoint import CheckpointError
@@ -57,13 +57,13 @@ class VersionInfo:
     One version of a checkpoint.
 
     Args:
-        number: of the version, from 1 on.
+        number: the number of the version, from 1 on.
         kind: ``"full"``, or ``"delta"``, which applies on top of ``base``; None if the manifest cannot be read.
         base: the number of the version below a delta; else None.
-        metadata: as it was given to the writer.
-        shards: how many files of tensors the version has.
+        metadata: the metadata that the writer was given.
+        shards: the number of files of tensors that the version has.
         nbytes: the bytes of these files together.
-        problem: None, or why the version cannot be restored, as far as is known without reading its shards.
+        problem: None, or why the version cannot be restored, as far as it is known without reading its shards.
 
     Example:
         >>> from torchsparse_rec.checkpoint import VersionInfo
@@ -104,7 +104,7 @@ class Manifest:
     shards: list[Shard]
 
     def info(self, problem: str | None = None) -> VersionInfo:
-        """Return what users see of the version, with a ``problem`` if there is one."""
+        """Return the version's information for users, with a ``problem`` if there is one."""
         nbytes = sum(shard.nbytes for shard in self.shards)
         return VersionInfo(self.number, self.kind, self.base, self.metadata, len(self.shards), nbytes, problem)
 
@@ -135,7 +135,7 @@ def is_shard(name: str) -> bool:
 
 
 def encode(manifest: Manifest) -> tuple[bytes, str]:
-    """Return the bytes of a manifest's file, and the manifest's checksum, by which deltas name their base."""
+    """Return the bytes of a manifest's file, and the manifest's checksum: deltas name their base by it."""
     content = json.dumps({"format": FORMAT, "format_version": VERSION, **asdict(manifest)})[:-1].encode()
     crc = checksum(content)
     return content + _end(crc), crc
@@ -151,15 +151,15 @@ def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
 
     Args:
         data: the bytes of the file.
-        path: of the file, for errors.
-        number: of the version whose manifest it must be.
+        path: the path of the file, for errors.
+        number: the number of the version whose manifest it must be.
 
     Raises:
         CheckpointError: if a byte has changed, or the bytes are no manifest of that version.
     """
     split = max(len(data) - len(_end("00000000")), 0)
     crc = checksum(data[:split])
-    # Compared as bytes: as a number, "A" in place of "a" would go undetected.
+    # Compared as bytes: as a number, "A" instead of "a" would go undetected.
     if data[split:] != _end(crc):
         raise CheckpointError(path, "the checksum of the manifest is wrong: it is damaged, cut or of something else")
     try:

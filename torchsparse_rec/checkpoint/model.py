@@ -1,4 +1,4 @@
-"""Checkpoints of models whose tables are split over ranks: versions in a folder, which all ranks write and read."""
+"""Checkpoints of whole models: versions in a folder, which one process or all ranks of a job write and read."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ def save(
     on_phase: Callable[[str], None] | None = None,
 ) -> int:
     """
-    Write a model with tables over ranks, and its optimizer, as the next version in a folder; all ranks call it.
+    Write a model and its optimizer as the next version in a folder; where there are ranks, all call it.
 
-    Each rank writes its own parts of tables and of their optimizer states, the first one what all ranks have alike. One
-    rename at the end makes it a version: whenever a rank is killed, and whatever fails, earlier versions stay whole. It
-    can be loaded by any number of ranks, under any plan, and by one process without ``torch.distributed``, which can
-    also save. A run that saves and goes on, and one that loads it with as many ranks and the same plan, have the same
-    bits.
+    Each rank writes its parts of tables and of their optimizer states; the first rank also writes everything
+    replicated. A final rename publishes the version: whenever a rank is killed, and whatever fails, earlier versions
+    stay whole. It can be loaded by any number of ranks, under any plan, and by one process without
+    ``torch.distributed``, which can also save. A run that saves and goes on, and one that loads it with as many ranks
+    and the same plan, have the same bits.
 
     Args:
-        folder: for these checkpoints alone, which all ranks see; it is made if it is missing.
-        module: that :func:`shard` was given, or another, also in a ``DistributedDataParallel``. Evict options of
+        folder: a folder only for these checkpoints, which all ranks see; it is made if it is missing.
+        module: a module of any class, with tables or without, also in a ``DistributedDataParallel``. Evict options of
             variables are applied first.
-        optimizer: that holds parameters of the module alone: one of :mod:`torchsparse_rec.optim`, or of torch.
-        extra: of the first rank, for :func:`load` to return: None, numbers, strings, tensors, and lists, tuples and
-            mappings of them, such as the number of steps and the state of a random generator.
-        delta: whether to write only what has changed of tables that grow, on top of the version that this model has
-            saved or loaded last; all is written if that was in another folder, or by other ranks or plans. What
-            optimizers move in every step has always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
-        keep: how many of the last versions stay, beside those that they are on top of. Default: all.
-        on_phase: is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
+        optimizer: an optimizer whose parameters all belong to the module, of :mod:`torchsparse_rec.optim` or of torch.
+            Default None: there is none to save.
+        extra: the value that :func:`load` will return; the first rank's is saved. None, numbers, strings, tensors, and
+            lists, tuples and mappings of them, such as the number of steps and the state of a random generator.
+        delta: whether to write only the changes of tables that grow, on top of the version that this model has saved or
+            loaded last. All is written if that was in another folder, or by other ranks or plans. Rows that optimizers
+            move in every step have always changed, see :meth:`EmbeddingVariable.save_delta`. Default False.
+        keep: the number of last versions that stay, besides the versions that they build on. Default: all.
+        on_phase: a function that is called with the name of each phase on this rank: see ``CheckpointStore.writer``.
 
     Returns:
         The version's number.
@@ -74,7 +75,7 @@ def save(
         BlockingIOError: another job is writing in the folder.
         RuntimeError: ranks call different things.
         ImportError: safetensors is missing (the extra ``checkpoint``).
-        OSError: the disk of a rank is full or fails, or a rank does not see what the first has written.
+        OSError: the disk of a rank is full or fails, or a rank does not see the first rank's files.
         ValueError: a state that cannot be stored.
             All errors are raised on all ranks; nothing is published then.
 
@@ -83,6 +84,7 @@ def save(
     Example:
         >>> import tempfile
         >>> from torchsparse_rec import nn, optim
+        >>> from torchsparse_rec.checkpoint import load, save
         >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
         >>> optimizer = optim.Adagrad(table.parameters(), lr=0.1)
         >>> save(folder, table, optimizer, extra={"step": 7})
@@ -139,7 +141,7 @@ def _check_alike(what: str, of_ranks: list[dict[str, Any]]) -> None:
 
 
 def _joined(of_ranks: list[Any]) -> dict[str, Any]:
-    """Return what the first rank says, with what others know of the optimizer's states of tables that it has not."""
+    """Return the first rank's description, completed by the other ranks' states of tables that it does not have."""
     result: dict[str, Any] = of_ranks[0]
     for key in result["tables"]:
         its = [said["tables"][key] for said in of_ranks]
@@ -169,7 +171,7 @@ def _await(group: Any, path: Path) -> None:
 
 
 def _check_seen(path: Path, seen: list[Any]) -> None:
-    """Raise ``OSError`` if a rank does not see what the first does."""
+    """Raise ``OSError`` if a rank does not see what the first rank sees."""
     if unlike := [rank for rank, sees in enumerate(seen) if not sees or sees != seen[0]]:
         raise OSError(
             f"{path}: ranks {unlike} do not see what rank 0 sees: folder must be the same for all ranks, as on a "
@@ -228,17 +230,17 @@ def load(
     folder: str | os.PathLike[str], module: Module, optimizer: Optimizer | None = None, *, version: int | None = None
 ) -> Any:
     """
-    Load what :func:`save` has written into a model, in place; all ranks call it.
+    Load what :func:`save` has written into a model, in place; where there are ranks, all call it.
 
-    Each rank reads those files that hold some of its own parts, one after the other. All that it reads is checked, with
-    its checksum, before anything is changed; so is all that the manifest says, the optimizer's options and ``extra``
-    too. If one rank finds a fault, all ranks refuse.
+    Each rank reads the files that hold some of its parts, one by one. Everything that it reads is checked, with its
+    checksum, before anything is changed; the whole manifest is checked too, also the optimizer's options and ``extra``.
+    If one rank finds a fault, all ranks refuse.
 
     Args:
-        folder: of the checkpoints.
-        module: with the same tables, split by any plan over any number of ranks, or whole.
-        optimizer: of the same class, with the same parameters in the same groups. Default None: its states are not
-            loaded.
+        folder: the folder of the checkpoints.
+        module: a module with the same tables, split by any plan over any number of ranks, or whole.
+        optimizer: an optimizer of the same class, with the same parameters in the same groups. Default None: its states
+            are not loaded.
         version: the checkpoint's number. Default: the newest.
 
     Returns:
@@ -249,15 +251,16 @@ def load(
         RuntimeError: ranks call different things.
         OSError: a file cannot be read, or ranks see different ones. If one disappears while tables are written, they
             are partly loaded.
-        ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer; the filter
-            of a variable, ``CBFFilter``, has counters of another size or dtype; a module refuses its state; the
-            checkpoint is damaged. The error names the file, and nothing is changed then, on any rank.
+        ValueError: no such version; the model has other tables, parameters or dtypes, or another optimizer. Also if the
+            filter of a variable, ``CBFFilter``, has counters of another size or dtype, a module refuses its state, or
+            the checkpoint is damaged. The error names the file, and nothing is changed then, on any rank.
 
-    If there were other ranks, a counter of a ``CBFFilter`` is the largest of those that ranks had: never too low.
+    If there were other ranks, a counter of a ``CBFFilter`` is the largest of the ranks' counters: never too low.
 
     Example:
         >>> import tempfile
         >>> from torchsparse_rec import nn
+        >>> from torchsparse_rec.checkpoint import load, save
         >>> folder, table = tempfile.mkdtemp(), nn.Embedding(10, 2)
         >>> number = save(folder, table, extra={"step": 7})
         >>> load(folder, table)

@@ -1,5 +1,5 @@
 """
-What modules say of their tables, so that a checkpoint has them whole whoever keeps which part.
+The protocol by which modules describe their tables, so that a checkpoint has them whole whichever rank keeps a part.
 
 A module with tables is a :class:`HasTables`; one whose tables are split over ranks is a :class:`SplitOverRanks` too.
 """
@@ -24,7 +24,7 @@ __all__ = ["Growing", "HasTables", "KeptKeys", "Over", "SavedRows", "SavedTable"
 
 @runtime_checkable
 class HasTables(Protocol):
-    """A module that looks up tables, its own or those of modules in it."""
+    """A module that looks up tables, its own or its submodules'."""
 
     def saved_tables(self) -> list[SavedTable | SavedRows]:
         """Return the tables, in the order in which checkpoints list them."""
@@ -45,9 +45,9 @@ class SavedTable:
 
     Args:
         key: the name of its weight in the module's state.
-        owner: the module whose ``stored_weight()`` is what this process keeps of the table.
-        kept: what that is of the whole.
-        is_copied: whether all ranks keep the same, which the first writes. Default True.
+        owner: the module whose ``stored_weight()`` is this process's part of the table.
+        kept: the place of that part in the whole.
+        is_copied: whether all ranks keep the same, so that the first writes it. Default True.
         by_columns: whether ranks keep columns of the same rows: no state has one number for a row then. Default False.
     """
 
@@ -59,7 +59,7 @@ class SavedTable:
 
     @property
     def weight(self) -> Parameter:
-        """What this process keeps of the table."""
+        """This process's part of the table."""
         return self.owner.stored_weight()  # type: ignore[no-any-return]
 
 
@@ -71,7 +71,7 @@ class Growing(Protocol):
         """Its rows."""
 
     def stored_weight(self) -> Parameter:
-        """Return the rows of the first tier as they are stored."""
+        """Return the stored rows of the first tier."""
 
     def settled(self) -> AbstractContextManager[None]:
         """Hold off other threads; all keys have rows inside."""
@@ -91,7 +91,7 @@ class SavedRows:
     Args:
         key: the name of its weight in the module's state.
         table: the module that is the table.
-        keys: which keys this rank keeps. Default None: all, as every rank.
+        keys: the keys that this rank keeps. Default None: all, as every rank.
     """
 
     key: str
@@ -102,10 +102,10 @@ class SavedRows:
 @dataclass(frozen=True)
 class KeptKeys:
     """
-    Which keys a rank keeps of a table that grows.
+    The keys that a rank keeps of a table that grows.
 
     Args:
-        where: which rank has which keys: where that is the same, so is what each has.
+        where: the distribution of keys over ranks: where it is equal, each rank has the same keys.
         blocks: the first of the blocks whose keys this rank has, and the end of the last.
     """
 
@@ -121,7 +121,7 @@ class Over:
     Args:
         name: the module's name, for errors.
         group: the ranks.
-        announce: a function that tells the other ranks what this one is about to do, and whether the model trains. It
+        announce: a function that announces this rank's next action to the others, and whether the model trains. It
             raises ``RuntimeError`` if they do something else.
     """
 

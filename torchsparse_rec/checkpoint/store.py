@@ -39,8 +39,8 @@ class CheckpointStore:
 
     Args:
         path: the folder, which the first writer makes.
-        keep: how many of the last restorable versions stay when a new one is committed, itself included; the versions
-            that these are on top of stay too. Default None: all.
+        keep: the number of last restorable versions that stay when a new one is committed, itself included; the
+            versions that these build on stay too. Default None: all.
 
     Raises:
         ValueError: if ``keep`` is less than 1.
@@ -76,7 +76,7 @@ class CheckpointStore:
 
     def versions(self) -> list[VersionInfo]:
         """
-        List all versions, the oldest first; those that cannot be restored say why in ``problem``.
+        List all versions, the oldest first; ``problem`` says why a version cannot be restored.
 
         Manifests are read, and the shards' sizes compared; a shard's checksum is only compared when it is read.
 
@@ -147,14 +147,14 @@ class CheckpointStore:
 
         Args:
             kind: ``"full"`` or ``"delta"``.
-            metadata: for the version's ``VersionInfo``: a mapping of strings, numbers, lists and mappings that JSON can
-                hold. Default: empty.
-            base: of a delta, the version that it is on top of. Default None: the newest.
-            on_phase: is called with the name of each phase before it begins: ``"sweep"``, which removes what killed
-                writers left; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; ``"committed"``, after
-                the commit; and ``"prune"``, which removes old versions.
-            rank: of this process, if others write shards of the version too, each by its :meth:`shard_writer`: this
-                one takes them by :meth:`Writer.add` before the commit. Default None: it writes all of them.
+            metadata: the metadata for the version's ``VersionInfo``: a mapping of strings, numbers, lists and mappings
+                that JSON can hold. Default: empty.
+            base: the version on which a delta builds. Default None: the newest.
+            on_phase: a function that is called with the name of each phase before it begins. The phases are
+                ``"sweep"``, which removes killed writers' files; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename
+                manifest"``; ``"committed"``, after the commit; and ``"prune"``, which removes old versions.
+            rank: the rank of this process, if others write shards of the version too, each by its :meth:`shard_writer`:
+                this one takes them by :meth:`Writer.add` before the commit. Default None: it writes all of them.
 
         Returns:
             The writer. Nothing is done before its block begins.
@@ -182,9 +182,9 @@ class CheckpointStore:
         Return a writer of shards of a version which another process's :class:`Writer` has begun, and will commit.
 
         Args:
-            number: of the version.
-            rank: of this process among those that write the version: each has another.
-            on_phase: is called with ``"write shard 0"`` and so on, before each.
+            number: the number of the version.
+            rank: the rank of this process among the version's writers: each has another.
+            on_phase: a function that is called with ``"write shard 0"`` and so on, before each.
 
         Returns:
             The writer. Its ``shards`` are for :meth:`Writer.add`, once :meth:`ShardWriter.sync` has been called.
@@ -198,15 +198,15 @@ class CheckpointStore:
 
 class Chain:
     """
-    A version for reading, with the versions that it is on top of: see :func:`CheckpointStore.open`.
+    A version for reading, with the versions on which it builds: see :func:`CheckpointStore.open`.
 
     Iteration yields (the shard's VersionInfo, the shard's name, its tensors on the CPU) in the order of writing, the
     full version first. One shard at a time is in memory. Each is verified when it is read, so a later one may still be
     damaged: read into something that can be thrown away, or call :func:`Chain.verify` first.
 
     Args:
-        all_versions: those of the folder.
-        manifests: of the full version and of the deltas on top of it.
+        all_versions: the versions in the folder.
+        manifests: the manifests of the full version and of the deltas on top of it.
     """
 
     def __init__(self, all_versions: Versions, manifests: list[Manifest]):
@@ -227,7 +227,7 @@ class Chain:
 
     def __iter__(self) -> Iterator[tuple[VersionInfo, str, dict[str, Tensor]]]:
         """
-        Read the shards, one after the other.
+        Read the shards in order.
 
         Raises:
             CheckpointError: if a shard is damaged or missing; the error names the file.
@@ -254,7 +254,7 @@ class Chain:
                 yield self._folder(manifest.number), shard
 
     def read_shard(self, folder: Path, shard: Shard) -> dict[str, Tensor]:
-        """Return the tensors of a shard by name, whose checksum has been verified. Errors are those of iteration."""
+        """Return the tensors of a shard by name, whose checksum has been verified. Errors are as in iteration."""
         return _shards.read_shard(folder, shard)
 
     def verify(self) -> None:

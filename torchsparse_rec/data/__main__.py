@@ -71,9 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--columns",
         metavar="NAMES",
-        help="which; with types where the source has none: label:int64,seen:int64[],t:int64[9]",
+        help="their names; with types where the source has none: label:int64,seen:int64[],t:int64[9]",
     )
-    add("--prebatched-records", action="store_true", help="of a TFRecord target: a record is a batch")
+    add("--prebatched-records", action="store_true", help="for a TFRecord target: write each batch as one record")
     two = commands.add_parser("info", help="the columns and the number of rows of a file")
     two.add_argument("file", metavar="FILE")
     two.add_argument("--from", dest="source_format", choices=list(FORMATS), help="default: by the suffix")

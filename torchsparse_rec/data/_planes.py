@@ -265,7 +265,7 @@ class Decoder:
         parts, widths, elements, planes = parts[part], widths[part], elements[part], planes[plane]
         sizes = widths * elements
         if sizes.astype(float).sum() > room:
-            raise ValueError(f"what is stored cannot stand for arrays of more than {room} bytes")
+            raise ValueError(f"the stored bytes cannot decode to arrays of more than {room} bytes")
         column = np.repeat(np.repeat(np.arange(len(places)), counts[places]), widths)
         self._locate(planes, np.repeat(elements, widths), column, ranges)
         #: For each part that has elements, the bytes of one and their number.

@@ -102,7 +102,7 @@ class PrebatchedFile:
             text = metadata.get(_index.SCHEMA_KEY, b"")
             self.stored = self._pa.ipc.read_schema(self._pa.py_buffer(base64.b64decode(text)))
             if self.stored.names != physical.names:
-                raise DataError(self.path, None, "its columns are not those of its schema")
+                raise DataError(self.path, None, "its columns do not fit its schema")
             for field in physical:
                 if field.type != self._pa.large_binary():
                     raise DataError(self.path, None, f"column {field.name!r} must be stored as bytes, got {field.type}")
@@ -127,7 +127,7 @@ class PrebatchedFile:
         self.path, self.verify = state["path"], state["verify"]
         self._open()
         if self._identity() != state["identity"]:
-            raise DataError(self.path, None, "the file is another than the one that the other process had opened")
+            raise DataError(self.path, None, "the file is not the one that the other process had opened")
         self.choose(state["columns"])
 
     def __del__(self) -> None:

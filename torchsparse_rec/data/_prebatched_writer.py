@@ -256,7 +256,7 @@ class _Sink:
         size, most = sum(map(decoded_bytes, parts)), most_bytes(sum(column.nbytes for column in columns))
         if size > most:
             raise ValueError(
-                f"write_prebatched: batches[{i}] may have {most} bytes, compressed as they are, got {size}: make "
+                f"write_prebatched: batches[{i}] may have {most} bytes, for their compressed size, got {size}: make "
                 "smaller batches"
             )
         packed = self.pa.RecordBatch.from_arrays(columns, schema=self.physical)

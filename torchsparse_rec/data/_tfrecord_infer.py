@@ -53,7 +53,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int
         if tag >> 3 == 0 or kind not in (_VARINT, _FIXED64, _BYTES, _FIXED32):
             raise MalformedError(tag_at, "there is no field of an Example")
         if at + size > end:
-            raise MalformedError(at, f"a value of {size} bytes goes beyond the end of what it is in")
+            raise MalformedError(at, f"a value of {size} bytes goes beyond the end of its container")
         yield tag >> 3, kind, at, at + size
         at += size
 

@@ -89,7 +89,7 @@ def _rows_of(name: str, feature: Feature, whole: Mapping[str, ExampleValues]) ->
         return None
     if feature.size == 0:
         if _count(whole[name]):
-            raise ValueError(f"feature {name!r} has {_count(whole[name])} values, and no row is to have any")
+            raise ValueError(f"feature {name!r} has {_count(whole[name])} values, and no row may have any")
         return None
     rows, rest = divmod(_count(whole[name]), feature.size)
     if rest:
@@ -153,7 +153,7 @@ def as_one_record(
         offsets = given.row_offsets
         if offsets is None and given.present is not None:
             raise ValueError(
-                f"column {name!r} has nulls, which a record that holds a batch cannot say: fill them, or write one"
+                f"column {name!r} has nulls, which a record that holds a batch cannot store: fill them, or write one"
                 " record per row"
             )
         count = _count(given)

@@ -191,7 +191,7 @@ class PrebatchedDataset(IterableDataset):
             start, position = self._resume["start"], self._resume["position"]
             if self._resume["workers"] not in (1, workers):
                 raise ValueError(
-                    f"PrebatchedDataset: the state is that of one of {self._resume['workers']} workers, and there are "
+                    f"PrebatchedDataset: the state is from one of {self._resume['workers']} workers, and there are "
                     f"{workers}"
                 )
         self._resume = None

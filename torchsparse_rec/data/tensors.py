@@ -315,7 +315,7 @@ def _numbers(pa: Any, name: str, tensor: Tensor) -> Any:
 def _lists(pa: Any, name: str, column: JaggedTensor) -> Any:
     if column.weights_or_none() is not None:
         raise ValueError(
-            f"to_record_batch: column {name!r} must be without weights, which are a column of their own, got weights"
+            f"to_record_batch: column {name!r} must have no weights, got some: give them as another column"
         )
     values, offsets = column.values().detach().cpu(), column.offsets().detach().cpu()
     if int(offsets[0]) != 0 or int(offsets[-1]) != len(values) or bool((offsets.diff() < 0).any()):

@@ -1,4 +1,4 @@
-"""Tables over several ranks: splitting them, and what of training sees all ranks."""
+"""Tables over several ranks: splitting them, and the parts of training that see all ranks."""
 
 from ..checkpoint import load as load
 from ..checkpoint import save as save

@@ -37,7 +37,7 @@ class Came(NamedTuple):
     """
     What ranks want of this one: whether each one's bags have one id each, and of each own unit its ids and its bags.
 
-    ``even`` says whether all have as many bags of each feature: results are then side by side.
+    ``even`` is True if all have as many bags of each feature: results are then side by side.
     """
 
     single: list[bool]
@@ -52,11 +52,11 @@ class Bags:
 
     Args:
         whole: the collection's plan.
-        units: what each rank has of which lookup, sorted.
+        units: the columns that each rank has of each lookup, sorted.
         features: the names of the collection's features.
-        dtype: of results, on the way.
+        dtype: the dtype of results on the way.
         rank: this rank.
-        ranks: W.
+        ranks: the number of ranks, W.
         pooled: whether results are pooled.
         grows: whether rows are made as keys come: all are legal.
     """
@@ -83,7 +83,7 @@ class Bags:
         self._most = max([owners.count(owner) for owner in range(ranks)])
         # Flags, then of each unit of a rank its ids, then its bags.
         self.width = 1 + 2 * self._most
-        # Of four bytes that an id takes on the way.
+        # The number of words of four bytes that an id takes on the way.
         self._words = 2 if grows or any(whole.num_embeddings[unit.table] > 2**31 for unit in units) else 1
         own = self.units[self._of[rank]]
         self.tables = sorted({unit.table for unit in own})
@@ -125,10 +125,10 @@ class Bags:
         """
         Say which bags this rank wants, in words of four bytes: of each owner lengths, if they differ from 1, and ids.
 
-        Weights, if there are any, are a second vector. The bags are those of units.
+        Weights, if there are any, are a second vector. The bags belong to units.
 
         Args:
-            ids: of all features.
+            ids: the ids of all features.
             places: the place of each of the collection's features among them.
 
         Raises:
@@ -180,7 +180,7 @@ class Bags:
         return ids.int() if self._words == 1 else ids.long().view(torch.int32)
 
     def read(self, counts: Tensor) -> Came:
-        """Return what the ranks' :class:`Asked` will be, by the counts that came of each."""
+        """Return the sizes of the ranks' :class:`Asked`, by the counts that each has sent."""
         own, most = len(self._own.keys), self._most
         its = counts.tolist()
         return Came(
@@ -199,15 +199,15 @@ class Bags:
 
     def answer(self, got: Sequence[Tensor], came: Came, look_up: LookUp) -> Tensor:
         """
-        Look up the bags that all ranks want of this one: feature after feature, as one process has them.
+        Look up the bags that all ranks want of this one: feature by feature, in the order of one process.
 
         Args:
-            got: what came: the parts of each rank's :class:`Asked`.
-            came: how much of it each rank has sent.
-            look_up: of the collection: looks up tables by a plan.
+            got: the received parts of each rank's :class:`Asked`.
+            came: the amount that each rank has sent.
+            look_up: the collection's function that looks up tables by a plan.
 
         Returns:
-            The results, for one rank after the other.
+            The results, rank by rank.
         """
         single, even, ids, bags = came
         own, order = len(self._own.keys), self._order
@@ -218,7 +218,7 @@ class Bags:
         for one, its, theirs in zip(single, bags, ids, strict=True):
             sizes += [*([0] * own if one else its), *[self._words * count for count in theirs]]
         pieces = words.split(sizes)
-        # Of each rank the lengths of all units, then the ids of all units.
+        # For each rank the lengths of all units, then the ids of all units.
         indices = torch.cat([pieces[(2 * rank + 1) * own + unit] for rank, unit in order])
         indices = indices if self._words == 1 else indices.view(torch.int64)
         psw = reordered(weights[0], sum(ids, []), [rank * own + unit for rank, unit in order]) if weights else None

@@ -23,11 +23,11 @@ class Move(NamedTuple):
     Args:
         before: the columns of all owners before this one.
         block: the owner's columns.
-        at: where the first piece begins in the block.
+        at: the start of the first piece in the block.
         at_step: the distance of the pieces there.
-        to: where the first piece goes among all columns.
+        to: the place of the first piece among all columns.
         to_step: the distance of the pieces there.
-        pieces: how many they are.
+        pieces: the number of pieces.
         width: the columns of each.
     """
 
@@ -43,13 +43,13 @@ class Move(NamedTuple):
 
 class Columns:
     """
-    Where columns go that come owner by owner.
+    The places of columns that come owner by owner.
 
     A regular order, such as every second table, is a strided copy for each owner. Any other order is a lookup of
     pieces, since each copy of a few columns goes through all rows.
 
     Args:
-        owners: for each owner the width of each of its units, and its place among all columns, ascending.
+        owners: the width of each unit of each owner, and its place among all columns, ascending.
     """
 
     def __init__(self, owners: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -57,7 +57,7 @@ class Columns:
         self.width = sum([move.pieces * move.width for move in self.moves])
         self._piece = gcd(*[move.width for move in self.moves])
         self.looks_up = len(self.moves) > 2 * len(owners) and self._piece >= _FEW
-        # Of the last batch: its rows, and the number of each piece here and there.
+        # The last batch's rows, and the number of each piece here and there.
         self._places: tuple[int, Tensor, Tensor] | None = None
 
     def side_by_side(self, values: Tensor, rows: int) -> Tensor:
@@ -65,8 +65,8 @@ class Columns:
         Return the columns of all owners side by side, ``[B, C]``.
 
         Args:
-            values: each owner's block ``[B, columns]``, one after the other, flat.
-            rows: B.
+            values: the owners' blocks ``[B, columns]``, in order, flat.
+            rows: the number of rows, B.
         """
         if len(self.moves) == 1 and self.moves[0].pieces == 1:  # they lie as they should
             return values.view(rows, self.width)

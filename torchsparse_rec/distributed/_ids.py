@@ -18,8 +18,8 @@ def check_ids(ids: Ids, places: Sequence[int], features: Sequence[str]) -> None:
     Raise ``ValueError`` for offsets or weights with which no lookup can be made.
 
     Args:
-        ids: of all features.
-        places: the places among them of those that are looked up.
+        ids: the ids of all features.
+        places: the places among them of the features that are looked up.
         features: the names of these.
     """
     if ids.offsets is not None:
@@ -52,8 +52,8 @@ def check_keys(ids: Ids, features: Mapping[int, str]) -> None:
     Raise ``ValueError`` for a key that a table of int32 keys cannot have.
 
     Args:
-        ids: of all features.
-        features: those that are looked up in such tables, by their places among all, and their names.
+        ids: the ids of all features.
+        features: the features that are looked up in such tables, by their places among all, and their names.
     """
     if not features or ids.indices.dtype == torch.int32:
         return

@@ -1,4 +1,4 @@
-"""Lookups in tables that grow and are split by a hash of the key: which rank has a key, and what it is asked for."""
+"""Lookups in tables that grow and are split by a hash of the key: the rank of a key, and the requests to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Keys(Rows):
     grows = True
 
     def ask(self, ids: Ids, places: Sequence[int]) -> Asked:
-        """Say which keys this rank wants; see :class:`Rows`. All keys are legal."""
+        """Return this rank's request of keys; see :class:`Rows`. All keys are legal."""
         ids, _, starts = self._own_ids(ids, places)
         keys, occurrences, counts, where = route_keys(ids.indices.long(), starts, self.ranks, self._merge)
         return self._asked([keys, occurrences] if self._merge else [keys], counts, ids, where)

@@ -1,4 +1,4 @@
-"""Lookups in tables of which a rank has some rows, or all: rows travel home, each once, and are pooled there."""
+"""Lookups in tables where a rank has some rows, or all: rows travel to who asks, each once, and are pooled there."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Rows:
 
     Args:
         whole: the collection's plan.
-        tables: which of its tables, ascending.
+        tables: the numbers of its tables, ascending.
         features: the names of the collection's features.
-        dtype: of the tables.
+        dtype: the dtype of the tables.
         rank: this rank.
-        ranks: W.
+        ranks: the number of ranks, W.
         pooled: whether results are pooled.
         merge: whether an id of a table travels once, however often it occurs.
         copied: whether every rank has all rows.
@@ -68,7 +68,7 @@ class Rows:
         self._own = self._plan_of_own()
 
     def _plan_of_own(self) -> Plan:
-        """Return the plan by which this rank looks up what all ranks ask for."""
+        """Return the plan by which this rank looks up the requests of all ranks."""
         segments, ranks = range(self.width), range(self.ranks)
         if self._merge:
             order = [(rank, segment) for rank in ranks for segment in segments]
@@ -93,7 +93,7 @@ class Rows:
         Say which rows this rank wants.
 
         Args:
-            ids: of all features.
+            ids: the ids of all features.
             places: the place of each of the collection's features among them.
 
         Raises:
@@ -126,7 +126,7 @@ class Rows:
         return ids, counts, [*[ends[first] for first in self._firsts], ends[-1]]
 
     def read(self, counts: Tensor) -> list[list[int]]:
-        """Return how much each rank asks for of each segment, by the counts that came."""
+        """Return the size of each rank's request for each segment, by the received counts."""
         return counts.tolist()  # type: ignore[no-any-return]
 
     def payload_sizes(self, asked: Asked, came: list[list[int]]) -> list[Sizes]:
@@ -139,12 +139,12 @@ class Rows:
         Look up the rows that all ranks want of this one.
 
         Args:
-            got: what came: rows; keys, and how often each occurs.
-            came: how many of each rank and segment.
-            look_up: of the collection: looks up tables by a plan.
+            got: the received parts: rows; keys, and how often each occurs.
+            came: the received number from each rank and segment.
+            look_up: the collection's function that looks up tables by a plan.
 
         Returns:
-            ``[R * D]``: the rows in the order in which they are asked for.
+            ``[R * D]``: the rows in the order of the requests.
         """
         counts = list(chain(*came))
         rows = look_up(self._own, self.tables, Ids(got[0], None, None, counts, False), *got[1:])

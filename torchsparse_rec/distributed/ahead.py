@@ -20,12 +20,13 @@ __all__ = ["Ahead", "Turns"]
 @dataclass
 class Turns:
     """
-    Where an iterator of batches is.
+    The position of an iterator of batches.
 
     Args:
-        number: among the iterators of its module, by which ranks find out that they are in different ones.
-        given: how many batches it has given.
-        looked_up: how many of them.
+        number: the iterator's number among its module's: ranks compare it to detect that they are in different
+            iterators.
+        given: the number of batches that it has given.
+        looked_up: the number of these that have been looked up.
     """
 
     number: int
@@ -38,12 +39,12 @@ class Ahead:
     A lookup whose ids travel before its step: the argument of a sharded module's call, made by :func:`prefetch`.
 
     Args:
-        shards: of the module.
-        module: that will be called.
+        shards: the shards of the module.
+        module: the module that will be called.
         given: a function that returns the arguments of the call, or none if this rank has no batch any more; its errors
             are raised on all ranks.
-        turns: of the iterator.
-        status: of this rank.
+        turns: the turns of the iterator.
+        status: the status of this rank.
     """
 
     request: Request
@@ -66,7 +67,7 @@ class Ahead:
                         "prefetch: weights must not require a gradient, which comes back in the step alone: look such "
                         "batches up without prefetch"
                     )
-                call, _ = shards.call_of(module, module._stored_weights(), self.request.ids)
+                call, _ = shards.call_of(module, module.stored_weights(), self.request.ids)
                 counts, details = self.request.counts, call.details
         except Exception as raised:
             error = raised
@@ -75,7 +76,7 @@ class Ahead:
 
     def statuses(self) -> list[int]:
         """
-        Wait for what the other ranks ask of this one; return the status of each rank.
+        Wait for the other ranks' headers; return the status of each rank.
 
         Raises:
             The error of the first rank that has one, on all ranks.
@@ -84,7 +85,7 @@ class Ahead:
         return statuses
 
     def send(self) -> None:
-        """Begin to send what this rank asks for."""
+        """Begin to send this rank's request."""
         ranks = self._shards.ranks
         with ranks:
             self._came = self._shards.read(self._told)
@@ -92,7 +93,7 @@ class Ahead:
             self._coming = start(ranks, ranks.ahead_ids, self._call, sizes, self.request.parts)
 
     def arrive(self) -> None:
-        """Wait for what the others send: this is the next batch to look up."""
+        """Wait for the others' requests: this is the next batch to look up."""
         self.got = self._coming()
         self._turn = self._turns.given
         self._turns.given += 1
@@ -102,9 +103,9 @@ class Ahead:
         Do what :meth:`Shards.look_up` does.
 
         Args:
-            shards: of the module that is called.
-            module: whose tables they are.
-            others: arguments of the call beside this one.
+            shards: the shards of the module that is called.
+            module: the module that owns the tables.
+            others: the arguments of the call beside this one.
             apart: whether results lie end to end, though they may lie side by side.
 
         Raises:
@@ -125,7 +126,7 @@ class Ahead:
                 f"{self._turn} where number {self._turns.looked_up} is next: other ranks wait for its results"
             )
         self._turns.looked_up += 1
-        ids, weights = self.request.ids, module._stored_weights()
+        ids, weights = self.request.ids, module.stored_weights()
         request = self.request._replace(ids=ids._replace(side_by_side=ids.side_by_side and not apart))
         call, trained = shards.call_of(module, weights, ids)
         shards.check(module, weights, trained)

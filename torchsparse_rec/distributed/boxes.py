@@ -1,4 +1,4 @@
-"""What a rank keeps of a table by its plan."""
+"""The part that a rank keeps of a table by its plan."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["KeptByPlan", "kept_by_plan", "kept_keys"]
 @dataclass(frozen=True)
 class KeptByPlan(Kept):
     """
-    What a rank keeps of a table.
+    The part that a rank keeps of a table.
 
     Args:
-        plan: where the table is.
+        plan: the place of the table.
     """
 
     plan: TablePlan
 
 
 def kept_by_plan(rows: int, dim: int, plan: TablePlan, rank: int, ranks: int) -> KeptByPlan:
-    """Return what a rank of ``ranks`` keeps of a table ``[rows, dim]``."""
+    """Return the part that a rank of ``ranks`` keeps of a table ``[rows, dim]``."""
     return KeptByPlan(rows, dim, _box(rows, dim, plan, rank, ranks), isinstance(plan, RowWise), plan)
 
 

@@ -1,4 +1,4 @@
-"""What a step costs with each plan of a table, by a model of four constants."""
+"""The cost of a step with each plan of a table, by a model of four constants."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def expected_distinct(ids: float, rows: int, exponent: float = 1.05) -> float:
     Return how many different ids are expected in a batch whose ids follow a power law.
 
     Args:
-        ids: of the batch.
-        rows: V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x ** -exponent``.
-        exponent: 0 for ids that are all as frequent.
+        ids: the number of ids of the batch.
+        rows: the number of rows, V. Id i is drawn as often as a number in ``[i + 1, i + 2)`` of density ``x **
+            -exponent``.
+        exponent: the exponent of the power law; 0 for ids of equal frequency.
 
     Returns:
         The expectation, to about 0.1 %.
@@ -84,16 +85,16 @@ class Spread(NamedTuple):
 @dataclass(frozen=True)
 class Option:
     """
-    A plan of a table, and what it costs.
+    A plan of a table, and its cost.
 
     Args:
-        plan: where the table is.
-        seconds: of every rank.
-        owners_seconds: of all owners together, by their shares.
-        sent: bytes that a rank sends, the mean of all ranks.
-        messages: of a step, which all tables with as many share.
-        unit_bytes: of a unit of the spread.
-        spread: over ranks.
+        plan: the place of the table.
+        seconds: the seconds of every rank.
+        owners_seconds: the seconds of all owners together, by their shares.
+        sent: the bytes that a rank sends, the mean of all ranks.
+        messages: the number of messages of a step, which all tables with as many messages share.
+        unit_bytes: the bytes of a unit of the spread.
+        spread: the spread over ranks.
 
     Example:
         >>> from torchsparse_rec.distributed.machine import MACHINES
@@ -125,7 +126,7 @@ class Option:
 
 
 def option(use: Use, plan: TablePlan, ranks: int, machine: Machine) -> Option:
-    """Return what a plan of a table costs."""
+    """Return the cost of a plan of a table."""
     if isinstance(plan, Replicated):
         return Option(plan, *_replicated(use, ranks, machine), use.bytes(), _of_all(ranks))
     by_rows, parts = isinstance(plan, RowWise) or not use.pooled, 1
@@ -167,7 +168,7 @@ def _of_all(ranks: int) -> Spread:
 
 
 def _exchanged(use: Use, ranks: int, machine: Machine, by_rows: bool, parts: int) -> tuple[float, float, float]:
-    """Return the seconds of every rank, those of the owners together, and the bytes that a rank sends."""
+    """Return the seconds of every rank, the seconds of all owners together, and the bytes that a rank sends."""
     away = (ranks - 1) / ranks
     asked, results = (use.distinct, use.distinct) if by_rows else (use.ids, use.bags)
     ids_sent, results_sent = away * parts * asked * 4, away * results * use.width_on_the_way()

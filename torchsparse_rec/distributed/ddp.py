@@ -18,11 +18,13 @@ def leave_out_of_ddp(module: torch.nn.Module) -> None:
     """
     Have a DistributedDataParallel around a module leave out the tables that are shared over ranks, at any depth.
 
-    ``DistributedDataParallel`` reads what to leave out from the module that it is given, and from no other. ``shard``
-    calls this for the module that it is given; a parent of that module needs a call of its own, before it is wrapped.
+    ``DistributedDataParallel`` reads the names to leave out from the module that it is given, and from no other.
+    ``shard`` calls this for the module that it is given; a parent of that module needs a call of its own, before it is
+    wrapped.
 
     Args:
-        module: the module that will be given to ``DistributedDataParallel``. What it leaves out already stays so.
+        module: the module that will be given to ``DistributedDataParallel``. Names that it leaves out already stay left
+            out.
 
     Source: torch's ``DistributedDataParallel``, whose list of names this extends.
 
@@ -55,6 +57,6 @@ def check_not_in_ddp(parameters: Iterable[Tensor]) -> None:
 
 
 def _name(parameter: Tensor) -> str | None:
-    """Return the name of the table that ranks share, of which the parameter is a part, or None."""
+    """Return the name of the shared table that the parameter is a part of, or None."""
     table = table_if_any(parameter)
     return table.part.name if table is not None and table.part is not None else None

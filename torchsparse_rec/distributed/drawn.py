@@ -23,10 +23,10 @@ def drawn_part(table: Table, kept: Kept, seed: int, device: torch.device) -> Ten
     Each row's values are a function of the seed and the row's number: the same for any number of ranks and any plan.
 
     Args:
-        table: whose initializer draws.
-        kept: what this rank keeps of it.
-        seed: of the table, the same on all ranks.
-        device: of the part.
+        table: the table, whose initializer draws.
+        kept: the part of it that this rank keeps.
+        seed: the seed of the table, the same on all ranks.
+        device: the device of the part.
     """
     assert table.rows is not None
     dtype, padding = table.weight.dtype, table.padding_idx

@@ -15,8 +15,8 @@ from .ranks import Call, Ranks, known_call
 
 __all__ = ["Asked", "LookUp", "Place", "Sizes", "exchange", "scale_gradient", "start"]
 
-# A module's way to look up some of its tables, given a plan of theirs, their numbers, and ids; and, of keys in tables
-# that grow, how often each occurs.
+# A module's way to look up some of its tables, given their plan, their numbers, and ids; for keys in tables that grow
+# also how often each occurs.
 LookUp = Callable[..., Tensor]
 # Where a result is among all: its lookup, and the first of its columns.
 Place = tuple[int, int]
@@ -24,11 +24,11 @@ Place = tuple[int, int]
 
 class Asked(NamedTuple):
     """
-    What a rank asks of others in one of the ways in which tables are split.
+    A rank's request to the others in one of the ways in which tables are split.
 
-    ``parts`` travel; of each, ``sent`` says how many elements go to which rank. ``counts``, ``[W, K]`` int64 on the
-    host, are what headers tell of them. ``ids`` say how results are laid out once they come: their bags and, where rows
-    come, as indices the places of rows.
+    ``parts`` travel; ``sent`` has the number of each part's elements for each rank. Headers have ``counts`` of them,
+    ``[W, K]`` int64 on the host. ``ids`` are the layout of the results: their bags and, where rows come, the places of
+    rows as indices.
     """
 
     parts: list[Tensor]
@@ -41,8 +41,7 @@ class Sizes(NamedTuple):
     """
     How many elements of a vector go to each rank, and how many come from each.
 
-    With ``copied`` all ranks have the same vector, of which each keeps what came from itself and nothing is sent;
-    gradients go to all.
+    With ``copied`` all ranks have the same vector: each keeps its own one and nothing is sent; gradients go to all.
     """
 
     sent: Sequence[int]
@@ -61,21 +60,21 @@ def exchange(
     wire_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """
-    Send vectors, and let their gradients come back.
+    Send vectors, and have their gradients come back.
 
     Args:
-        ranks: that take part.
-        group: of them, in which what is sent forward travels.
-        call: what this rank does.
-        sizes: for each vector.
-        parts: the vectors, each with the elements for rank 0, then those for rank 1, ...
+        ranks: the ranks that take part.
+        group: their process group for the vectors that are sent forward.
+        call: the description of this rank's action.
+        sizes: the sizes of each vector.
+        parts: the vectors, each with the elements for rank 0, then for rank 1, ...
         anchor: a tensor that requires a gradient, on all ranks or on none: backward sends and receives on each rank,
             also where there is nothing to send. None: there is no backward.
-        factor: by which gradients are multiplied.
-        wire_dtype: that wider numbers have on the way, both ways. None: their own.
+        factor: the number by which gradients are multiplied.
+        wire_dtype: the dtype of wider numbers on the way, both ways. None: their own.
 
     Returns:
-        Vectors of what came, in the order of ranks.
+        The received vectors, in the order of ranks.
     """
     if ranks.count == 1 and wire_dtype is None:  # nothing travels
         return list(parts)

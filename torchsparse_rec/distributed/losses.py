@@ -16,9 +16,9 @@ __all__ = ["global_mean"]
 
 def global_mean(losses: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """
-    Return the scalar whose gradient, averaged over ranks, is that of the mean over all ranks' examples.
+    Return the scalar whose gradient, averaged over ranks, is the gradient of the mean over all ranks' examples.
 
-    Gradients of tables over ranks are averaged, as ``DistributedDataParallel`` averages those of dense layers: with a
+    Gradients of tables over ranks are averaged, as ``DistributedDataParallel`` averages dense layers' gradients. With a
     mean over each rank's examples, an example of a small batch would count for more than one of a large batch. All
     ranks must call it.
 

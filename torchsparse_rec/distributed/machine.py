@@ -14,7 +14,7 @@ from ..profiling.bandwidth import copy_bytes_per_second
 
 __all__ = ["MACHINES", "Machine", "calibrate"]
 
-# What is measured: a message that takes long, and rows of a table beyond the caches.
+# The sizes that are measured: a message that takes long, and rows of a table beyond the caches.
 _SENT_BYTES = 1 << 24
 _TABLE_ROWS, _TABLE_DIM, _READ_ROWS = 1 << 21, 16, 1 << 18
 _REPEATS = 9
@@ -26,10 +26,11 @@ class Machine:
     The constants by which the planner estimates a step's time.
 
     Args:
-        message_seconds: that a message among all ranks takes, however short it is.
-        bytes_per_second: that leave a rank.
-        rows_per_second: that a rank reads at random places of a table beyond its caches, however short they are.
-        copied_per_second: bytes that a rank reads and writes one after the other.
+        message_seconds: the seconds of a message among all ranks, however short it is.
+        bytes_per_second: the bytes that leave a rank.
+        rows_per_second: the rows that a rank reads at random places of a table beyond its caches, however short they
+            are.
+        copied_per_second: the bytes that a rank reads and writes in order.
 
     Example:
         >>> Machine(message_seconds=1e-4, bytes_per_second=1e9, rows_per_second=5e7, copied_per_second=1e10)
@@ -42,9 +43,9 @@ class Machine:
     copied_per_second: float
 
 
-# gloo: by calibrate, two ranks on two cores of an EPYC. nccl: of the figures that NVIDIA publishes of an H100 SXM, 3.35
-# TB/s of memory and 400 Gb/s of InfiniBand, seven and eight tenths; that a message takes 30 us, and that reads of 64
-# bytes at random reach a tenth of what memory moves, is assumed.
+# gloo: by calibrate, two ranks on two cores of an EPYC. nccl: seven and eight tenths of NVIDIA's figures for an H100
+# SXM, 3.35 TB/s of memory and 400 Gb/s of InfiniBand. Two assumptions: a message takes 30 us, and random reads of 64
+# bytes reach a tenth of the memory's bandwidth.
 MACHINES = {
     "gloo": Machine(1.4e-4, 1.3e9, 5e7, 1.2e10),
     "nccl": Machine(3e-5, 4e10, 5e9, 2.3e12),
@@ -56,7 +57,7 @@ def calibrate(mesh: DeviceMesh | dist.ProcessGroup | None = None) -> Machine:
     Measure the planner's constants in the job, in about a second. All ranks call it.
 
     Args:
-        mesh: of the ranks, or their process group. Default: all ranks.
+        mesh: the mesh of the ranks, or their process group. Default: all ranks.
 
     Returns:
         The constants of the slowest rank in each: the same on all ranks.

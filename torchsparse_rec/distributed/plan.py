@@ -1,4 +1,4 @@
-"""Where a table is: the plans that a user may give, and what was chosen."""
+"""The places of tables: the plans that a user may give, and the choices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TableWise:
     A table that one rank has.
 
     Args:
-        rank: that has it. Default None: the one with the least to do.
+        rank: the rank that has it. Default None: the one with the least to do.
 
     Example:
         >>> plan = {"countries": TableWise(), "items": TableWise(rank=1)}
@@ -55,11 +55,12 @@ class ColumnWise:
     """
     A table whose columns are split, so that no rank sees a whole row.
 
-    Refused are ``max_norm`` and optimizers that judge rows as wholes: those with a number or a norm for each row,
-    ``Ftrl``, and most others with ``lazy=True``, by which rows of gradient zero stay.
+    Refused are ``max_norm`` and optimizers whose steps depend on whole rows. These are optimizers with a number or a
+    norm for each row, ``Ftrl``, and most others with ``lazy=True``, which skips rows of gradient zero.
 
     Args:
-        ranks: of the first, second, ... part of its columns. Default None: all ranks, or as many as have columns.
+        ranks: the ranks of the first, second, ... part of its columns. Default None: all ranks, or as many as have
+            columns.
 
     Example:
         >>> ColumnWise([2, 0])
@@ -115,10 +116,10 @@ def as_plan(table: str, given: TablePlan | str, ranks: int, dim: int) -> TablePl
     Return a table's plan, given as such or by TorchRec's name for it.
 
     Args:
-        table: its name, for errors.
+        table: the name of the table, for errors.
         given: a plan, or ``"row_wise"``, ``"table_wise"``, ``"column_wise"``, ``"data_parallel"``.
-        ranks: W.
-        dim: D.
+        ranks: the number of ranks, W.
+        dim: the dimension of its rows, D.
 
     Returns:
         The plan. One by columns names its ranks; one of a whole table does if it was given with a rank.
@@ -179,20 +180,20 @@ def _checked(table: str, named: Sequence[int], ranks: int) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Use:
     """
-    A table, and what a step does with it.
+    A table and its use in a step.
 
     Args:
-        name: of the table.
-        rows: V; None for a table that grows.
-        dim: D.
-        element_bytes: of an element.
-        row_bytes: of a row with its optimizer's states.
-        ids: of a rank's batch, all features together.
-        distinct: of those ids. An example batch tells, or :func:`expected_distinct`.
-        bags: results of a rank's batch, all features together: as many as ids where nothing is pooled.
+        name: the name of the table.
+        rows: the number of rows, V; None for a table that grows.
+        dim: the dimension of the rows, D.
+        element_bytes: the bytes of an element.
+        row_bytes: the bytes of a row with its optimizer's states.
+        ids: the number of ids of a rank's batch, all features together.
+        distinct: the number of distinct ids among these, from an example batch or :func:`expected_distinct`.
+        bags: the number of results of a rank's batch, all features together: as many as ids where nothing is pooled.
         pooled: whether ids are pooled.
-        whole_rows: whether rows must not be cut into columns, as ``max_norm`` or the optimizer takes them as wholes.
-        wire_bytes: of an element on the way; None: as in memory.
+        whole_rows: whether rows must not be cut into columns, because ``max_norm`` or the optimizer needs whole rows.
+        wire_bytes: the bytes of an element on the way; None: as in memory.
 
     Example:
         >>> Use("users", rows=1000, dim=16, element_bytes=4, row_bytes=128, ids=4096, distinct=612, bags=4096).bytes()
@@ -231,14 +232,14 @@ class Use:
 @dataclass(frozen=True)
 class Chosen:
     """
-    What was chosen for a table.
+    The choice for a table.
 
     Args:
         use: the table.
-        plan: where it is.
-        sent: bytes that a rank sends for it in a step, the mean of all ranks.
-        seconds: of a step on the rank that takes longest for it, by the model.
-        why: in words.
+        plan: the place of the table.
+        sent: the bytes that a rank sends for it in a step, the mean of all ranks.
+        seconds: the seconds of a step on the rank that takes longest for it, by the model.
+        why: the reason, in words.
 
     Example:
         >>> from torchsparse_rec.distributed.planner import Use
@@ -264,12 +265,12 @@ class Chosen:
 @dataclass(frozen=True)
 class Planned:
     """
-    The plans of all tables, and what each rank has of them: printable.
+    The plans of all tables, and each rank's parts of them: printable.
 
     Args:
-        tables: by name, in the order in which they were given.
-        seconds: of a step, of each rank, by the model.
-        bytes: that each rank has, tables and states.
+        tables: the choices by the tables' names, in the given order.
+        seconds: the seconds of a step, of each rank, by the model.
+        bytes: the bytes of each rank, tables and states.
 
     Example:
         >>> from torchsparse_rec.distributed.machine import MACHINES
@@ -332,7 +333,7 @@ class Planned:
         return {"tables": tables, "seconds": list(self.seconds), "bytes": list(self.bytes)}
 
     def digest(self) -> str:
-        """Return a digest of tables and plans, by which ranks see that they planned alike; of no estimates."""
+        """Return a digest of tables and plans, without estimates: ranks compare it to check that they planned alike."""
         rows = [(name, t["rows"], t["dim"], t["plan"], t["ranks"]) for name, t in self.to_dict()["tables"].items()]
         return hashlib.sha256(json.dumps([len(self.seconds), rows]).encode()).hexdigest()
 

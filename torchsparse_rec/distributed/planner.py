@@ -1,4 +1,4 @@
-"""Which plan each table gets where nobody says: the fastest of those that fit, by a model of a step's time."""
+"""The plan of each table without a given one: the fastest that fits, by a model of a step's time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def choose(
 
     Args:
         uses: the tables.
-        ranks: W.
-        memory: bytes of a rank for tables and states. None: they fit.
+        ranks: the number of ranks, W.
+        memory: the bytes of a rank for tables and states. None: they fit.
         machine: the constants of the model.
-        given: plans that are not chosen, by table.
-        constraints: the plans that a table may have, by table; of several ColumnWise is left out where rows must
-            stay whole. Default: all that suit it, but not ColumnWise.
+        given: the plans that are not chosen, by table.
+        constraints: the plans that a table may have, by table; if there are several, ColumnWise is left out where rows
+            must stay whole. Default: all that suit it, except ColumnWise.
 
     Returns:
         The plans: the same wherever the arguments are the same.
@@ -61,7 +61,7 @@ def choose(
     options = _options(uses, ranks, machine, given or {}, constraints or {})
     state = _State(options, ranks, float("inf") if memory is None else memory, machine)
     whole: list[tuple[Use, Option, str]] = []
-    # Short tables first: those that all ranks have cost the least memory for what they save.
+    # Short tables first: replicating them costs the least memory for the time saved.
     for use in sorted(uses, key=lambda use: (use.bytes(), use.name)):
         best, why = (options[use.name][1][0], "given") if use.name in (given or {}) else state.fastest(use)
         if best.plan == TableWise():
@@ -70,7 +70,7 @@ def choose(
             state.put(use, best, why)
 
     def order(each: tuple[Use, Option, str]) -> tuple[bool, float, str]:
-        # Where room is short, those that cannot be split come first.
+        # Where room is short, tables that cannot be split come first.
         return memory is not None and state.by_rows(each[0]) is not None, -each[1].owners_seconds, each[0].name
 
     for use, best, why in sorted(whole, key=order):
@@ -150,11 +150,11 @@ def _is_too_long(use: Use) -> bool:
 
 class _State:
     """
-    What has been chosen so far, and what each rank has of it.
+    The choices so far, and each rank's share of them.
 
     Args:
-        options: of each table.
-        ranks: W.
+        options: the options of each table.
+        ranks: the number of ranks, W.
         memory: bytes of a rank.
         machine: the constants of the model.
     """
@@ -165,7 +165,7 @@ class _State:
         self.options, self.ranks, self.memory, self.machine = options, ranks, memory, machine
         self.chosen: dict[str, tuple[Use, Option, str]] = {}
         self.seconds, self.bytes = np.zeros(ranks), np.zeros(ranks, dtype=np.int64)
-        # What is left of a rank's memory if no table is replicated that need not be.
+        # The rest of a rank's memory if no table is replicated that need not be.
         self.spare = memory - sum(self._least_bytes(use, of) for use, of in options.values())
 
     def _least_bytes(self, use: Use, options: Sequence[Option]) -> float:
@@ -180,7 +180,7 @@ class _State:
         return next((each for each in found if use.rows is None or each.most_bytes() < use.bytes()), None)
 
     def fastest(self, use: Use) -> tuple[Option, str]:
-        """Return the option that takes the least time of those that fit, and why."""
+        """Return the fastest option that fits, and why."""
         options = self.options[use.name][1]
         kinds = {type(each.plan): each for each in reversed(options)}
         if len(options) == 1:
@@ -206,7 +206,7 @@ class _State:
         return option.most_bytes() <= self.memory
 
     def put(self, use: Use, option: Option, why: str) -> None:
-        """Choose an option for a table, instead of what was chosen before."""
+        """Choose an option for a table, instead of an earlier one."""
         if use.name in self.chosen:
             self._add(self.chosen[use.name][1], -1)
         self._add(option, 1)
@@ -218,7 +218,7 @@ class _State:
         self.bytes[option.spread.ranks] += sign * option.unit_bytes * option.spread.units
 
     def put_whole(self, use: Use, option: Option, why: str) -> None:
-        """Choose the rank that has a table: of those with room the one with the least to do."""
+        """Choose the rank that has a table: the one with the least to do among the ranks with room."""
         room = self.bytes + use.bytes() <= self.memory
         rows = self.by_rows(use)
         if room.any():
@@ -230,10 +230,10 @@ class _State:
 
     def fit(self) -> list[tuple[Use, Option, str]]:
         """
-        Split tables by rows, the largest of the fullest rank first, until every rank has room for what it has.
+        Split tables by rows, the largest of the fullest rank first, until every rank has room for its tables.
 
         Returns:
-            What was chosen for them before.
+            The earlier choices for them.
         """
         before: list[tuple[Use, Option, str]] = []
         whole = self._splittable(Option.most_bytes) if self.bytes.max() > self.memory else []
@@ -275,7 +275,7 @@ class _State:
         self._put_back(undo)
 
     def _put_back(self, before: Sequence[tuple[Use, Option, str]]) -> None:
-        """Choose what was chosen before, the last first."""
+        """Restore earlier choices, the last first."""
         for each in reversed(before):
             self.put(*each)
 
@@ -309,7 +309,7 @@ class _State:
         return sum({each.messages for each in options}) * self.machine.message_seconds
 
     def planned(self) -> Planned:
-        """Return what was chosen."""
+        """Return the choices."""
         chosen = {name: self.chosen[name] for name in self.options}
         tables = {name: Chosen(use, o.plan, o.sent, o.slowest(), why) for name, (use, o, why) in chosen.items()}
         seconds = self.seconds + self._messages(each for _, each, _ in chosen.values())

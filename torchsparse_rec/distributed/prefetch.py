@@ -27,24 +27,24 @@ def prefetch(
     """
     Send the ids of batches to the ranks that have their rows while the step before is computed.
 
-    The results and gradients have the same bits as without. All ranks call it, with a loader of their own, take its
-    items in turn, and look each of them up once.
+    The results and gradients have the same bits as without. All ranks call it, each with its own loader, take its items
+    in turn, and look each of them up once.
 
     Args:
-        batches: of this rank. Two more than were yielded are taken of it.
-        module: that :func:`shard` split, or a part of such a module: one collection or one table.
-        features: a function from a batch to what ``module`` takes; several arguments are a tuple.
-        empty: a batch without examples, which this rank yields when its own have ended and those of another rank have
+        batches: the batches of this rank. The iterator runs two batches ahead.
+        module: the module that :func:`shard` split, or a part of such a module: one collection or one table.
+        features: a function from a batch to the arguments of ``module``; several are a tuple.
+        empty: a batch without examples, which this rank yields when its own batches have ended and another rank's have
             not. All ranks end together. None: all ranks have as many batches.
 
     Yields:
-        A batch, and what to call ``module`` with in place of its features.
+        A batch, and the argument for ``module`` instead of the batch's features.
 
     Raises:
         TypeError: ``module`` is not split over ranks.
-        ValueError: the batches of a rank without ``empty`` end before those of others; weights that require a gradient.
-            Errors of one rank's loader, ``features``, ids, offsets and weights are raised on all ranks, in the turn of
-            the batch that has them; the next batch may be taken after that.
+        ValueError: the batches of a rank without ``empty`` end before the other ranks'; weights that require a
+            gradient. Errors of one rank's loader, ``features``, ids, offsets and weights are raised on all ranks, in
+            the turn of the batch that has them. The next batch may be taken after that.
 
     Example:
         >>> from torch.distributed import TCPStore, destroy_process_group, init_process_group
@@ -77,7 +77,7 @@ class _Prefetch(Generic[Batch]):
         self._begun = self._ended = False
         module.shards.prefetched += 1
         self._turns = Turns(module.shards.prefetched)
-        # Of the next turn: a batch whose ids are on their way, or the error of that turn. None: there is none.
+        # The next turn: a batch whose ids are on their way, or the error of that turn. None: there is none.
         self._sent: tuple[Batch | None, Ahead | Exception] | None = None
         # The batch whose header is on its way.
         self._asked: tuple[Batch | None, Ahead] | None = None
@@ -88,7 +88,7 @@ class _Prefetch(Generic[Batch]):
         return self
 
     def __next__(self) -> tuple[Any, Any]:
-        """Return the next batch, whose ids have come; let those of the batches after it travel."""
+        """Return the next batch, whose ids have arrived; send the ids of the batches after it."""
         with self._beside():
             if not self._begun:
                 self._begun, self._asked = True, self._take()
@@ -108,7 +108,7 @@ class _Prefetch(Generic[Batch]):
         return batch, ahead
 
     def _take(self) -> tuple[Batch | None, Ahead]:
-        """Take a batch of this rank, and begin to send how much it asks for."""
+        """Take a batch of this rank, and begin to send the size of its request."""
         batch, failed = self._empty, None
         if not self._ended:
             try:

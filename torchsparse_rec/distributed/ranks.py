@@ -1,8 +1,8 @@
 """
-What ranks say to each other: headers of one length, then messages whose sizes the headers have told.
+The messages between ranks: headers of one length, then messages whose sizes are in the headers.
 
-Only ``all_to_all_single`` is used, which moves and does not add, so that bits depend on no backend. Ranks that call
-something else, or found an error, are told of by the header, on all ranks, before anything is written.
+Only ``all_to_all_single`` is used, which moves and does not add, so that bits depend on no backend. The header
+announces ranks that call something else, or found an error, on all ranks, before anything is written.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ["ENDED", "ENDED_WITHOUT_EMPTY", "FINE", "Call", "Ranks", "known_call"
 # The words of a header before its counts: sequence, signature, status.
 _WORDS = 3
 FINE, _FAILED, ENDED, ENDED_WITHOUT_EMPTY = range(4)
-# Seconds after which a rank that waits says for what, and looks what the others wait for.
+# Seconds after which a rank that waits publishes for what, and reads what the others wait for.
 _PATIENCE = 5.0
-# Seconds more that a rank which has waited too long gives the others to say so too.
+# Further seconds that a rank which has waited too long gives the others to publish theirs.
 _GRACE = 1.0
 
 
 class Call:
     """
-    What a rank does, by which ranks find out that they do different things.
+    A rank's action: ranks compare them to detect that they do different things.
 
     Args:
         module: the name of the module.
-        what: ``"lookup"``, ``"gradients"`` or ``"prefetch"`` with a number.
+        what: the action: ``"lookup"``, ``"gradients"`` or ``"prefetch"`` with a number.
         mode: ``"train"`` or ``"eval"``.
-        details: whatever else must agree.
+        details: everything else that must agree.
     """
 
     def __init__(self, module: str, what: str, mode: str, details: str = "") -> None:
@@ -62,16 +62,16 @@ class Ranks:
     The ranks that share tables, and the exchanges between them.
 
     Args:
-        group: their process group. Groups of the same ranks are made of it: gradients have one of their own, so that
-            a rank that skips a backward meets no message of another size, and so have the three messages of batches
-            that are prefetched.
-        device: of what is sent.
-        timeout: seconds after which a rank that waits for others gives up.
+        group: their process group. Groups of the same ranks are made of it. Gradients have a separate one, so that a
+            rank that skips a backward meets no message of another size. The three messages of batches that are
+            prefetched have separate ones too.
+        device: the device of the vectors that are sent.
+        timeout: the seconds after which a rank that waits for others gives up.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, timeout: float) -> None:
         ranks = dist.get_process_group_ranks(group)
-        # Longer than a rank waits, so that it is this class that says for which.
+        # Longer than a rank waits, so that the error comes from this class, which names the missing ranks.
         limit = datetime.timedelta(seconds=timeout + 2 * _PATIENCE)
         self.group, self._backward_group, self.ahead_headers, self.ahead_ids, self.ahead_results = (
             dist.new_group(ranks, timeout=limit, backend=dist.get_backend(group), use_local_synchronization=True)
@@ -85,7 +85,7 @@ class Ranks:
         self._broken: BaseException | None = None
 
     def reserve(self, counts: int) -> None:
-        """Let headers have so many counts for each rank, or more: all modules' headers are as long."""
+        """Make headers have so many counts for each rank, or more: all modules' headers have one length."""
         self._counts = max(self._counts, counts)
 
     @property
@@ -100,9 +100,9 @@ class Ranks:
         Exchange counts, and find out whether all ranks are well and do the same.
 
         Args:
-            call: what this rank does.
+            call: the description of this rank's action.
             counts: ``[W, K]`` int64 on the host, for each rank; K is the same on all ranks.
-            error: found on this rank: all ranks raise it.
+            error: the error of this rank, which all ranks raise.
 
         Returns:
             ``[W, K]`` int64 on the host, from each rank.
@@ -114,13 +114,13 @@ class Ranks:
 
     def announce(self, name: str, what: str, training: bool, error: Exception | None = None) -> Call:
         """
-        Tell the other ranks what this one is about to do, as :meth:`headers` does; return that.
+        Announce this rank's next action to the others, as :meth:`headers` does; return it.
 
         Args:
             name: the name of the module that does it.
-            what: what it does.
-            training: whether it trains.
-            error: found on this rank: all ranks raise it.
+            what: the action.
+            training: whether the module trains.
+            error: the error of this rank, which all ranks raise.
         """
         call = Call(name, what, "train" if training else "eval")
         self.headers(call, torch.zeros(self.count, 0, dtype=torch.int64), error)
@@ -133,11 +133,11 @@ class Ranks:
         Begin what :meth:`headers` does; return the function that ends it.
 
         Args:
-            group: in which messages of the same kind follow each other.
-            call: see :meth:`headers`.
-            counts: see :meth:`headers`.
-            error: see :meth:`headers`.
-            status: of this rank if it has no error.
+            group: the group in which messages of the same kind follow each other.
+            call: the argument of :meth:`headers`.
+            counts: the argument of :meth:`headers`.
+            error: the argument of :meth:`headers`.
+            status: the status of this rank if it has no error.
 
         Returns:
             A function that returns the counts from each rank, and each rank's status.
@@ -164,7 +164,7 @@ class Ranks:
             statuses = [status for _, _, status in said]
             if _FAILED in statuses:
                 agreed(self.group, None, error)
-            # A rank without a batch does not know what the details of its call would be.
+            # A rank without a batch does not know the details of its call.
             if ENDED_WITHOUT_EMPTY not in statuses and any([x[:2] != said[self.rank][:2] for x in said]):
                 self.raise_different(call, number)
             return came[:, _WORDS : _WORDS + width], statuses
@@ -172,7 +172,7 @@ class Ranks:
         return end
 
     def __enter__(self) -> None:
-        """Begin what follows a header, up to the last message that belongs to it."""
+        """Begin the messages after a header, up to the last one that belongs to it."""
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Mark this rank as of no more use if it has raised meanwhile: the others may wait for it."""
@@ -191,14 +191,14 @@ class Ranks:
         Send vectors in one message to each rank.
 
         Args:
-            group: in which messages of the same kind follow each other.
-            call: what this rank does.
-            parts: vectors, each of which has the elements for rank 0, then those for rank 1, ...
-            sent: for each vector, how many of its elements go to each rank.
-            came: for each vector, how many elements come from each rank.
+            group: the group in which messages of the same kind follow each other.
+            call: the description of this rank's action.
+            parts: the vectors, each with the elements for rank 0, then for rank 1, ...
+            sent: the number of elements of each vector that go to each rank.
+            came: the number of elements of each vector that come from each rank.
 
         Returns:
-            A function that waits for what comes, and returns vectors of it, in the order of ranks.
+            A function that waits for the received vectors, and returns them, in the order of ranks.
         """
         if self.count == 1 or not parts:
             return lambda: list(parts)
@@ -261,7 +261,7 @@ class Ranks:
         return end
 
     def _wait(self, work: dist.Work, call: Call, number: int) -> None:
-        """Wait for a message; if that takes long, compare with what the others wait for."""
+        """Wait for a message; if that takes long, compare it with the messages that the others wait for."""
         began, seen = time.monotonic(), None
         while True:
             try:
@@ -291,7 +291,7 @@ class Ranks:
             default_store().delete_key(f"{self._place}{self.rank}")
 
     def _posts(self, call: Call, number: int) -> list[str | None]:
-        """Say what this rank waits for; return what each rank has said, or None."""
+        """Publish what this rank waits for; return what each rank has published, or None."""
         store = default_store()
         store.set(f"{self._place}{self.rank}", f"{call} (message {number})")
         places = [f"{self._place}{rank}" for rank in range(self.count)]
@@ -309,8 +309,8 @@ class Ranks:
         Raise ``RuntimeError``, on all ranks, for calls that differ.
 
         Args:
-            call: what this rank does.
-            number: of the header.
+            call: the description of this rank's action.
+            number: the number of the header.
         """
         said = agreed(self.group, f"{call} (call {number})")
         raise RuntimeError(

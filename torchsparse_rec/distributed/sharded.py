@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Sharded(Module):
-    """What all sharded modules have."""
+    """The common part of all sharded modules."""
 
     shards: Shards
 
@@ -38,7 +38,7 @@ class Sharded(Module):
         self.shards.refuse_export()
 
     def saved_tables(self) -> list[SavedTable | SavedRows]:
-        """Return what this rank keeps of the tables, for checkpoints."""
+        """Return this rank's parts of the tables, for checkpoints."""
         shards = self.shards
         rank, ranks = shards.ranks.rank, shards.ranks.count
         return [
@@ -61,7 +61,7 @@ class Sharded(Module):
 
     @untraced(reason=NO_GRAPH)
     def _looked_up(self, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
-        """Look up what a call asks for, as all ranks do; return its input, its ids and the results."""
+        """Do a call's lookup, as all ranks do; return its input, its ids and the results."""
         if isinstance(given[0], Ahead):
             self.shards.refuse_export()
             return given[0].look_up(self.shards, self, *given[1:], **how)
@@ -106,10 +106,10 @@ class ShardedEmbeddingVariable(Sharded, EmbeddingVariable):
     """
     An :class:`EmbeddingVariable` whose keys are split over ranks, made by :func:`shard`.
 
-    ``export``, ``total_count``, ``stats``, ``insert``, ``erase`` and ``evict`` are of this rank's keys, and so is
-    ``global_step``: of a ``TableWise`` variable it stays 0 on ranks that do not have it.
+    ``export``, ``total_count``, ``stats``, ``insert``, ``erase``, ``evict`` and ``global_step`` are of this rank's
+    keys. The ``global_step`` of a ``TableWise`` variable stays 0 on ranks that do not have it.
 
-    Where a rank has no room for the keys of a step, all ranks raise, when others may have inserted and counted keys of
+    Where a rank has no room for the keys of a step, all ranks raise. Others may then have inserted and counted keys of
     that call: end the run or load a checkpoint.
     """
 

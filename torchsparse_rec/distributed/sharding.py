@@ -41,7 +41,7 @@ ModuleT = TypeVar("ModuleT", bound=Module)
 
 # Examples of a rank's batch for the planner, each with one id of each feature.
 _BATCH = 4096
-# Keys of a table that grows, from which those of such a batch are drawn.
+# The number of keys from which such a batch's keys of a table that grows are drawn.
 _KEYS = 10**9
 
 
@@ -62,47 +62,47 @@ def shard(
     Split the tables of a module over the ranks of a job, in place.
 
     Each rank keeps its part of every table, and looks up, with all others, what its own batch needs: the model's code
-    stays as it is. Parameters stay the same objects; each holds a part.
+    does not change. Parameters stay the same objects; each holds a part.
 
     Args:
         module: a module with tables: every :class:`Embedding`, :class:`EmbeddingBag`, :class:`EmbeddingVariable`,
             :class:`EmbeddingBagCollection` and :class:`EmbeddingCollection` of :mod:`torchsparse_rec.nn` in it, or
-            itself, becomes a sharded one. Other modules, those of subclasses too, stay as they are. It is the same on
-            all ranks. Of a table on ``meta`` each rank draws the rows of its own part, on the mesh's device, so that
-            none ever holds a whole one: from rank 0's generator, the same whatever the number of ranks and the plan.
-            Such a table gets a new parameter.
-        mesh: of one dimension, the ranks that share the tables. Default: all ranks of the job.
-        plan: where tables are: a plan for all of them, ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)`` or
-            ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``; or a mapping from names of tables to
-            plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
-            tables of several modules have stands for all of them; one of them is ``"bags.user"``.
+            itself, becomes a sharded one. Other modules, also of subclasses, stay unchanged. The module is the same on
+            all ranks. If a table is on ``meta``, each rank draws the rows of its own part, on the mesh's device, so
+            that none ever holds a whole one. The rows come from rank 0's generator, and are the same for every number
+            of ranks and every plan. Such a table gets a new parameter.
+        mesh: the ranks that share the tables, in one dimension. Default: all ranks of the job.
+        plan: the places of tables. A plan for all of them is ``RowWise()``, ``TableWise(rank)``, ``ColumnWise(ranks)``
+            or ``Replicated()``, or TorchRec's name for one, such as ``"row_wise"``. Or a mapping from names of tables
+            to plans. Default ``"auto"``: where no plan is given, the planner chooses, see :func:`plan_of`. A name that
+            tables of several modules have stands for all of them; a single one has a name such as ``"bags.user"``.
         batch: an example of a rank's batch for the planner, a ``KeyedJaggedTensor`` or a mapping from features to ids
-            as the module takes it: how many ids tables get, and how many of them differ, is the mean of all ranks'
-            batches. The feature of an ``Embedding`` or ``EmbeddingBag`` has the table's name. Default None: 4,096
-            examples with one id of each feature, some of them popular.
-        constraints: for tables by name, the plans that the planner may choose from.
-        memory: bytes that a rank has for tables and states. Default: as much as is needed.
-        machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: those
-            shipped for the mesh's backend.
+            as the module takes it. The numbers of ids, and of different ids, that tables get are the means of all
+            ranks' batches. The feature of an ``Embedding`` or ``EmbeddingBag`` has the table's name. Default None:
+            4,096 examples with one id of each feature, some of them popular.
+        constraints: the plans that the planner may choose from, by tables' names.
+        memory: the bytes that a rank has for tables and states. Default: as much as is needed.
+        machine: the constants of the planner's model, as :func:`calibrate` measures them in the job. Default: the
+            shipped ones for the mesh's backend.
         merge: whether a row that several ids of a batch name travels once. Default True. False gives, for any number
             of ranks, the bits of one process, at the price of a row and a gradient for each id.
-        wire_dtype: ``torch.bfloat16`` or ``torch.float16``, that rows, results and gradients of a wider dtype have on
-            the way: half as much is sent, and each is rounded. Default None: nothing is rounded.
-        timeout: seconds after which a rank that waits for others gives up, and says for which. Default 300.
+        wire_dtype: the dtype of wider rows, results and gradients on the way, ``torch.bfloat16`` or ``torch.float16``:
+            half as much is sent, and each number is rounded. Default None: nothing is rounded.
+        timeout: the seconds after which a rank that waits for others gives up, and names them. Default 300.
 
     Returns:
         The module.
 
     Raises:
-        RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; a table's
-            optimizer has states already, or was made while it was on ``meta``; two modules share a table.
-        ValueError: ``wire_dtype`` is another; ``batch`` lacks a feature; a mesh of more than one dimension; a plan that
-            is unknown or does not suit; tables that do not fit; a table on ``meta`` with an ``init_fn`` that draws no
-            row by itself.
+        RuntimeError: ``torch.distributed`` is not initialised; the ranks have different modules or plans; two modules
+            share a table. Also if a table's optimizer has states already, or was made while the table was on ``meta``.
+        ValueError: ``wire_dtype`` is another; ``batch`` lacks a feature; a mesh of more than one dimension. Also for a
+            plan that is unknown or does not suit, tables that do not fit, and a table on ``meta`` with an ``init_fn``
+            that cannot draw single rows.
 
-    A rank's gradients are added up over ranks and divided by their number, as DistributedDataParallel does with those
-    of dense layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too:
-    that leaves these tables alone.
+    Gradients are added up over ranks and divided by the number of ranks, as DistributedDataParallel does for dense
+    layers. Make the optimizer after this call, and wrap the module for DistributedDataParallel after it too: that
+    leaves these tables alone.
 
     Example:
         >>> from torch.distributed import TCPStore, destroy_process_group, init_process_group
@@ -169,7 +169,7 @@ def plan_of(module: Module) -> Planned:
     Return where the tables of a module are, as :func:`shard` chose.
 
     Args:
-        module: that :func:`shard` was given.
+        module: the module that :func:`shard` was given.
 
     Returns:
         An object to print: for each table rows, bytes, plan, ranks, bytes sent in a step, time, and the reason in
@@ -251,7 +251,7 @@ def _given(plan: Any, names: Mapping[str, Table], ranks: int, constraints: Mappi
 
 
 def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table]) -> dict[str, Any]:
-    """Return what is given for each table; a name that several modules' tables have stands for all of them."""
+    """Return the value given for each table; a name that several modules' tables have stands for all of them."""
     found = {}
     for key, value in given.items():
         its = [name for name, table in names.items() if key in (name, table.name)]
@@ -262,7 +262,7 @@ def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table
 
 
 def _counts(batch: Any, names: Mapping[str, Table]) -> dict[str, tuple[int, int, int]]:
-    """Count for each table a batch's ids, those that differ, and its results."""
+    """Count for each table a batch's ids, its different ids, and its results."""
     features = list(dict.fromkeys(feature for table in names.values() for feature in table.features))
     its = as_keyed_jagged_tensor(batch, features, "shard: batch").to_dict()
     found = {}
@@ -280,7 +280,7 @@ def _use(
     wire_dtype: torch.dtype | None,
     of_ranks: Sequence[Mapping[str, tuple[int, int, int]]],
 ) -> Use:
-    """Describe a table for the planner, and what a step does with it: as in the batches of ranks, if they have any."""
+    """Describe a table and its use in a step for the planner: as in the batches of ranks, if they have any."""
     ids = bags = float(_BATCH * len(table.features))
     counted = [counts[name] for counts in of_ranks if name in counts]
     if counted:
@@ -337,7 +337,7 @@ def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
 
 @torch.no_grad()
 def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
-    """Let a parameter keep this rank's part of its table; draw that of a table on meta, for a new parameter."""
+    """Make a parameter keep this rank's part of its table; for a table on meta draw the part, for a new parameter."""
     weight = table.weight
     if table.rows is None:
         _cut_growing(table, plan, ranks)
@@ -356,7 +356,7 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
 
 
 def _cut_growing(table: Table, plan: TablePlan, ranks: Ranks) -> None:
-    """Let a variable keep this rank's keys."""
+    """Make a variable keep this rank's keys."""
     has: Callable[[Tensor], Tensor]
     if isinstance(plan, RowWise):
         has = partial(is_of_rank, rank=ranks.rank, ranks=ranks.count)

@@ -30,15 +30,15 @@ __all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
 NO_GRAPH = (
     "a lookup in tables of several ranks cannot be part of a graph: compile without fullgraph, which leaves it out"
 )
-# Lookups with gradients, after each of which copies of replicated tables are compared.
+# The number of lookups with gradients between two comparisons of replicated tables' copies.
 _OFTEN = 1000
 
 
 class Request(NamedTuple):
     """
-    What a rank wants of the others in a call: the call's input, its ids, and what is asked in each way of tables.
+    A rank's request to the others in a call: the call's input, its ids, and the request in each way of tables.
 
-    ``parts`` are all that travels, and ``counts``, ``[W, K]`` int64 on the host, say how much goes to each rank.
+    Only ``parts`` travel, and ``counts``, ``[W, K]`` int64 on the host, are the amounts for each rank.
     """
 
     x: Any
@@ -50,15 +50,15 @@ class Request(NamedTuple):
 
 class Shards:
     """
-    Where a module's tables are, and how they are looked up there.
+    The places of a module's tables, and the lookups there.
 
     Args:
-        name: of the module, for errors.
-        tables: that it looks up.
-        plans: of each table.
+        name: the name of the module, for errors.
+        tables: the tables that it looks up.
+        plans: the plans of each table.
         merge: whether an id of a table travels once, however often it occurs.
-        wire_dtype: of wider rows, results and gradients on the way; None: their own.
-        ranks: that share the tables.
+        wire_dtype: the dtype of wider rows, results and gradients on the way; None: their own.
+        ranks: the ranks that share the tables.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Shards:
     @contextmanager
     def told(self, training: bool) -> Iterator[None]:
         """
-        Tell the other ranks of an error that comes before this rank has told them of its lookup: all raise it.
+        Announce to the other ranks an error that comes before this rank has announced its lookup: all raise it.
 
         Args:
             training: whether the module trains.
@@ -141,17 +141,17 @@ class Shards:
 
     def request(self, module: Any, *given: Any, **how: bool) -> Request:
         """
-        Say what this rank will want of the others in a call of the module.
+        Return this rank's request to the others in a call of the module.
 
         Args:
-            module: whose tables they are. Its ``_inputs`` says what a call looks up.
+            module: the module that owns the tables. Its ``inputs_of`` returns what a call looks up.
             given: the arguments of the call.
-            how: for ``_inputs``.
+            how: the options of ``inputs_of``.
 
         Raises:
             Errors of the arguments, ids, offsets and weights.
         """
-        x, places, ids = module._inputs(*given, **how)
+        x, places, ids = module.inputs_of(*given, **how)
         if ids.per_sample_weights is not None:
             ids = ids._replace(per_sample_weights=scale_gradient(ids.per_sample_weights, 1 / self._at_once))
         check_ids(ids, places, self._features)
@@ -170,12 +170,12 @@ class Shards:
 
     def call_of(self, module: Any, weights: Sequence[Parameter], ids: Ids) -> tuple[Call, bool]:
         """
-        Return what all ranks must do as this one does, and whether the lookup has gradients.
+        Return the action that all ranks must take, and whether the lookup has gradients.
 
         Args:
-            module: whose tables they are.
+            module: the module that owns the tables.
             weights: the tables' parameters.
-            ids: of the call.
+            ids: the ids of the call.
         """
         given, training, its = ids.per_sample_weights, module.training, list(weights)
         others = ""
@@ -198,7 +198,7 @@ class Shards:
         Check that the module's tables can be looked up.
 
         Args:
-            module: whose tables they are.
+            module: the module that owns the tables.
             weights: the tables' parameters.
             trained: whether the lookup has gradients.
 
@@ -221,26 +221,26 @@ class Shards:
                 table = self.tables[k]
                 check_columns(table.name, self.plans[k], weights[k], table.child.max_norm)
             if module.training and trained:
-                module._check_fused()
+                module.check_fused()
 
     def look_up(self, module: Any, *given: Any, **how: bool) -> tuple[Any, Ids, Tensor]:
         """
-        Look up what a call of the module asks for, as all ranks do in the same call.
+        Do the lookup of a call of the module; all ranks make the same call.
 
         Args:
-            module: see :meth:`request`.
-            given: see :meth:`request`.
-            how: see :meth:`request`.
+            module: the argument of :meth:`request`.
+            given: the argument of :meth:`request`.
+            how: the argument of :meth:`request`.
 
         Returns:
-            The call's input and its ids, as ``_inputs`` gives them, and the results, as on one process.
+            The call's input and its ids, as ``inputs_of`` gives them, and the results, as on one process.
 
         Raises:
             Errors of the arguments, ids, offsets and weights, of whichever rank; RuntimeError: see :class:`Ranks`.
         """
         self.refuse_export()
         try:
-            request, weights = self.request(module, *given, **how), module._stored_weights()
+            request, weights = self.request(module, *given, **how), module.stored_weights()
             call, trained = self.call_of(module, weights, request.ids)
             self.check(module, weights, trained)
         except Exception as error:
@@ -259,15 +259,15 @@ class Shards:
         got: list[Tensor] | None = None,
     ) -> Tensor:
         """
-        Return the results of what all ranks ask for.
+        Return the results of a lookup by all ranks.
 
         Args:
-            module: whose tables they are.
-            call: what this rank does.
-            request: of this rank.
-            came: what the others want in each way of tables.
+            module: the module that owns the tables.
+            call: the description of this rank's action.
+            request: the request of this rank.
+            came: the others' requests in each way of tables.
             trained: whether the lookup has gradients.
-            got: what the others have sent before the call. None: it travels now.
+            got: the parts that the others have sent before the call. None: they travel now.
 
         Raises:
             RuntimeError: see :class:`Ranks`; errors of tables that grow, of whichever rank.
@@ -275,7 +275,7 @@ class Shards:
         ranks, result, failed, open_before = self.ranks, None, None, self.ranks.open
         with ranks:
             try:
-                result = self._exchanged(call, request, came, trained, module._look_up_tables, got)
+                result = self._exchanged(call, request, came, trained, module.look_up_tables, got)
             except _Failed as error:  # all ranks know of it, and none waits for another
                 failed = error
         if failed is not None:
@@ -312,11 +312,11 @@ class Shards:
         )
 
     def read(self, told: Tensor) -> list[Any]:
-        """Return what the others want in each way of tables, by their headers."""
+        """Return the others' requests in each way of tables, by their headers."""
         return [way.read(counts) for way, counts in zip(self._ways, told.split(self._widths, 1), strict=True)]
 
     def payload_sizes(self, request: Request, came: Sequence[Any]) -> list[Sizes]:
-        """Return the sizes of what is asked of others, in the order of ``request.parts``."""
+        """Return the sizes of the request to others, in the order of ``request.parts``."""
         sizes: list[Sizes] = []
         for way, a, c in zip(self._ways, request.asked, came, strict=True):
             sizes += way.payload_sizes(a, c)
@@ -345,12 +345,12 @@ class Shards:
             except Exception as error:
                 if not way.grows:
                     raise
-                # No room for new rows, in memory or on a disk: the others are told beside the results.
+                # No room for new rows, in memory or on a disk: the others learn it beside the results.
                 failed = error
                 answers.append(torch.zeros(sum(sizes_of_answer.sent), dtype=way.dtype, device=ranks.device))
             at += len(a.parts)
         if self._growing:
-            # And what this rank does, as the header of a batch that was prefetched tells the mode of that time.
+            # And this rank's action: the header of a batch that was prefetched has the mode of that time.
             word = call.signature if failed is None else 0
             answers.append(torch.full((ranks.count,), word, dtype=torch.int64, device=ranks.device))
             answer_sizes.append(Sizes([1] * ranks.count, [1] * ranks.count))
@@ -373,7 +373,7 @@ class _Failed(Exception):
     A rank could not make the rows that others asked for, or ranks do different things.
 
     Args:
-        error: of this rank; None: it is another's, or ranks differ.
+        error: the error of this rank; None: it is another's, or ranks differ.
     """
 
     def __init__(self, error: Exception | None) -> None:
@@ -382,7 +382,7 @@ class _Failed(Exception):
 
 
 def _form(table: Table) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
-    """Return what must stay of a part: whether it grows, its shape, but for rows that come and go, dtype and device."""
+    """Return the fixed facts of a part: whether it grows, its shape without rows that come and go, dtype and device."""
     weight = table.weight
     return table.grows, weight.shape[table.grows :], weight.dtype, weight.device
 

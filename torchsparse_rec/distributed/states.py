@@ -1,4 +1,4 @@
-"""The states of sharded modules: DTensors, of which each rank has the part of a table that it keeps."""
+"""The states of sharded modules: DTensors, where each rank has its part of a table."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parts_of(module: Sharded, prefix: str) -> Iterator[tuple[str, Tensor, KeptBy
 
 
 def add_state_hooks(module: Sharded) -> None:
-    """Let a sharded module's ``state_dict`` have DTensors, and ``load_state_dict`` take them or whole tables."""
+    """Make a sharded module's ``state_dict`` have DTensors, and ``load_state_dict`` take them or whole tables."""
     module.register_state_dict_post_hook(_save)
     module.register_load_state_dict_pre_hook(_load)
 
@@ -68,7 +68,7 @@ def _save(module: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> No
 
 
 def _as_dtensor(part: Tensor, kept: KeptByPlan, ranks: Ranks) -> DTensor:
-    """Return a part as that of a DTensor ``[Q, S, D]``: by rows it is the part's own memory, else a copy."""
+    """Return a part as the part of a DTensor ``[Q, S, D]``: by rows it is the part's own memory, else a copy."""
     mesh, placement = _layout(kept, ranks)
     box = kept.read(part, kept.box) if len(part) else part.new_empty(kept.box.shape)
     _, blocks, dim = shape = kept.whole.shape

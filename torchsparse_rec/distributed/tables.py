@@ -1,4 +1,4 @@
-"""The tables of modules, as they are split over ranks."""
+"""The tables of modules, for splitting them over ranks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["Table", "check_columns", "digest", "growth_of", "lookups_of", "table
 @dataclass
 class Table:
     """
-    A table of a module that is to be split, or is.
+    A table of a module that will be split, or is split.
 
     Args:
-        module: that looks it up.
-        key: of its weight in the module's state.
-        name: by which plans may name it.
+        module: the module that looks it up.
+        key: the key of its weight in the module's state.
+        name: the name by which plans may refer to it.
         child: the module whose parameter it is.
-        rows: V, of the whole table; None if it grows.
-        dim: D, of the whole table.
-        features: that are looked up in it.
-        pooling: of their rows, or None.
-        padding_idx: as of the module that looks it up.
-        max_norm: likewise.
-        initializer: of its rows, if it is on meta.
+        rows: the number of rows of the whole table, V; None if it grows.
+        dim: the dimension of the whole table, D.
+        features: the features that are looked up in it.
+        pooling: the pooling of their rows, or None.
+        padding_idx: the padding id, as in the owning module.
+        max_norm: the largest norm of a row, as in the owning module.
+        initializer: the initializer of its rows, if it is on meta.
     """
 
     module: Any
@@ -55,7 +55,7 @@ class Table:
 
     @property
     def weight(self) -> Parameter:
-        """The parameter, of which a rank's part is left once the table is split."""
+        """The parameter; once the table is split, it holds a rank's part."""
         return self.child.stored_weight()  # type: ignore[no-any-return]
 
     @property
@@ -160,7 +160,7 @@ def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float
 
 
 def growth_of(variable: EmbeddingVariable) -> dict[str, Any]:
-    """Return what of a table that grows must be the same on all ranks, beside what all tables have."""
+    """Return the facts of a table that grows that must be the same on all ranks, beside the facts of all tables."""
     initial, option = variable.initial, variable.ev_option
     return {
         "key_dtype": variable.key_dtype,

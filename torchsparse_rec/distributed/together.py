@@ -33,17 +33,17 @@ def note_split(module: Any, weight: Parameter) -> None:
 @untraced(reason=NO_GRAPH)
 def look_up_together(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> list[Tensor]:
     """
-    Do what ``nn.lookup_sparse`` does, of tables that are split over ranks. All ranks call it with the same tables.
+    Do what ``nn.lookup_sparse`` does, for tables that are split over ranks. All ranks call it with the same tables.
 
     Args:
-        params: of which at least one is split.
-        indices: as of the function.
-        combiners: as of the function.
-        sp_weights: as of the function.
+        params: the tables, of which at least one is split.
+        indices: the argument of the function.
+        combiners: the argument of the function.
+        sp_weights: the argument of the function.
 
     Raises:
         ValueError: a table is whole, of a collection, or was split by another call of ``shard``; the parameter of a
-            table that grows; and the errors of the function, of whichever rank.
+            table that grows. Also the errors of the function, of whichever rank.
     """
     known = [_modules.get(id(weight_of(given))) for given in params if part_of(given) is not None]
     teller = next((module for module in known if module is not None), None) or _module_of(params[0], 0)
@@ -93,18 +93,18 @@ def _module_of(given: Any, k: int) -> Any:
 
 class _Together:
     """
-    Tables that are looked up together: of a module, what :class:`Shards` asks for.
+    Tables that are looked up together: the part of a module that :class:`Shards` needs.
 
     Args:
-        name: of the lookup, for errors.
+        name: the name of the lookup, for errors.
         tables: the tables and lookups.
-        modules: of each table.
+        modules: the modules of each table.
     """
 
     def __init__(self, name: str, tables: SparseTables, modules: Sequence[Any]) -> None:
         self._tables, self._modules = tables, modules
         shards = [module.shards for module in modules]
-        # The plan of the tables as they are now has this rank's rows and columns.
+        # The plan of the present tables has this rank's rows and columns.
         sizes = [(each.tables[0].rows or 1, each.tables[0].dim) for each in shards]
         rows, dims = zip(*sizes, strict=True)
         self._whole = tables.plan._replace(num_embeddings=rows, dims=dims)
@@ -124,19 +124,22 @@ class _Together:
         parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
 
-    def _stored_weights(self) -> list[Parameter]:
+    def lookup_plan(self) -> tuple[Plan, list[str]]:
+        return self._whole, self._features
+
+    def stored_weights(self) -> list[Parameter]:
         return [module.stored_weight() for module in self._modules]
 
-    def _inputs(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
+    def inputs_of(self, indices: Any, sp_weights: Any) -> tuple[None, Sequence[int], Ids]:
         ids, _ = ids_of(indices, sp_weights)
         return None, range(len(ids.bags)), ids
 
-    def _check_fused(self) -> None:
+    def check_fused(self) -> None:
         for owner in self._tables.owners:
             if isinstance(owner, GradModeMixin):
-                owner._check_fused()
+                owner.check_fused()
 
-    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
         with as_stored():
             found = self._tables.look_up(plan, tables, ids, counts_of(ids), occurrences)
         return torch.cat([each.reshape(-1) for each in found])

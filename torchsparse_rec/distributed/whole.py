@@ -39,9 +39,9 @@ def full_state_dict(module: Module, *, folder: str | os.PathLike[str] | None = N
     tensors are.
 
     Args:
-        module: sharded by :func:`shard`, or with such modules in it.
-        folder: that exists, on a disk with room for all tables; on each machine that has ranks. Default: a folder for
-            temporary files, see ``tempfile.gettempdir``: choose another where that is in memory.
+        module: a module sharded by :func:`shard`, or with such modules in it.
+        folder: a folder that exists on each machine with ranks, on a disk with room for all tables. Default: a folder
+            for temporary files, see ``tempfile.gettempdir``: choose another where that is in memory.
 
     Returns:
         What ``module.state_dict()`` of one process gives, with tables on the CPU: it loads there, and into a module
@@ -90,8 +90,8 @@ class _Place:
     A folder that the ranks of a machine share, and which of them writes there.
 
     Args:
-        ranks: all.
-        folder: in which to make it; None: in that for temporary files.
+        ranks: all ranks.
+        folder: the folder in which it is made; None: the one for temporary files.
     """
 
     def __init__(self, ranks: Ranks, folder: str | os.PathLike[str] | None) -> None:
@@ -119,7 +119,7 @@ class _Place:
 
 
 def _streamed(part: Tensor, kept: KeptByPlan, ranks: Ranks, call: Call, place: _Place) -> Tensor:
-    """Return a whole table in a file, to which the parts of all ranks go by some places of all blocks at a time."""
+    """Return a whole table in a file; the parts of all ranks go there by some places of all blocks at a time."""
     if isinstance(kept.plan, Replicated):
         kept = kept_by_plan(kept.rows, kept.dim, TableWise(0), ranks.rank, ranks.count)
         part = part if ranks.rank == 0 else part[:0]

@@ -34,7 +34,7 @@ def adapted(
         if isinstance(column, BucketizedColumn) and column.source_column.needs_adapt:
             raise ValueError(
                 f"column {column.name!r}: boundaries of numbers that are still to be standardized cannot be found in "
-                "one pass: adapt the numeric column first, or bucketize the numbers as they are"
+                "one pass: adapt the numeric column first, or bucketize the raw numbers"
             )
     seen = 0
     for batch in batches:

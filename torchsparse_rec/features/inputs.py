@@ -94,8 +94,8 @@ def read_raw(x: Any, name: str) -> Raw:
     if isinstance(x, JaggedTensor):
         if x.weights_or_none() is not None:
             raise ValueError(
-                f"column {name!r}: a JaggedTensor must have no weights, got some: give them as a feature of their own, "
-                "which weighted_categorical_column names"
+                f"column {name!r}: a JaggedTensor must have no weights, got some: give them as a separate feature, and "
+                "name it in weighted_categorical_column"
             )
         return _of_jagged(x.values(), x.offsets(), name)
     if isinstance(x, np.ndarray):

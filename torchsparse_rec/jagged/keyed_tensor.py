@@ -221,3 +221,8 @@ class KeyedTensor(Node):
         if not self._is_shown():
             return repr(self)
         return self._in_lines([f'"{key}": {x.tolist()}' for key, x in self.to_dict().items()])
+
+
+def unchecked(values: Tensor, form: tuple[tuple[str, ...], tuple[int, ...], int]) -> KeyedTensor:
+    """Return the ``KeyedTensor`` of values whose keys, lengths and ``key_dim`` are known to fit."""
+    return KeyedTensor._build({"values": values}, form)

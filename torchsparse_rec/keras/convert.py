@@ -47,7 +47,7 @@ def convert(model: Any) -> Any:
         elif not isinstance(layer, Embedding):
             left.append(f"{layer.name} ({type(layer).__name__})")
     if left:
-        warnings.warn(f"convert: left as they are, having classes of their own: {', '.join(left)}", stacklevel=2)
+        warnings.warn(f"convert: left unchanged, because their classes extend Keras's: {', '.join(left)}", stacklevel=2)
     elif not layers:
         warnings.warn("convert: nothing was changed: the model has no keras.layers.Embedding", stacklevel=2)
     return model
@@ -89,7 +89,7 @@ def revert(model: Any) -> Any:
         elif isinstance(layer, (Embedding, EmbeddingBag, EmbeddingBagCollection)):
             left.append(f"{layer.name} ({type(layer).__name__})")
     if left:
-        warnings.warn(f"revert: left as they are, as Keras has no such layer: {', '.join(left)}", stacklevel=2)
+        warnings.warn(f"revert: left unchanged, because Keras has no such layer: {', '.join(left)}", stacklevel=2)
     return model
 
 

@@ -102,7 +102,7 @@ class FusedLookups:
     def tables(self) -> TableSet:
         """Return the tables in their stored form."""
         module, known = self._module(), self._tables
-        weights = None if module is None else module._stored_weights()
+        weights = None if module is None else module.stored_weights()
         if weights is not None and len(weights) != len(self._numbers):
             weights = [weights[k] for k in self._numbers]
         if known is not None and (weights is None or all(map(is_, known.weights, weights))):

@@ -122,7 +122,7 @@ _library.define(
 
 
 def _tables_of(number, tables):
-    weights = owner_of(number)._stored_weights()
+    weights = owner_of(number).stored_weights()
     return TableSet([weights[k] for k in tables])
 
 
@@ -134,7 +134,7 @@ def _read(indices, offsets, per_sample_weights, bags, side_by_side, number, tabl
 
 def _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
     made, ids = Plan.of_numbers(plan), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    dtype = owner_of(number)._stored_weights()[tables[0]].dtype
+    dtype = owner_of(number).stored_weights()[tables[0]].dtype
     return (
         indices.new_empty(made.output_shape(ids), dtype=dtype),
         indices.new_empty(sum(made.argmax_sizes(ids)), dtype=torch.int64),

@@ -105,9 +105,7 @@ class KeyedCheckpoints(KeyedTable):
         saved = self._rows.saved
         if saved is None or saved[1] != os.path.abspath(path):
             last = "there is none" if saved is None else f"the last one is in {saved[1]}"
-            raise ValueError(
-                f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
-            )
+            raise ValueError(f"EmbeddingVariable.save_delta: path must be the last checkpoint's, but {last}: save()")
         with self.settled():
             return save(self._rows, "delta", path, keep, on_phase)
 

@@ -104,7 +104,7 @@ class FusedOwner(Refusals):
     _sparse: bool = False
     _operator = "embedding_collection"
     # The stored tables, in the order of the whole plan.
-    _stored_weights: Callable[[], list[Parameter]]
+    stored_weights: Callable[[], list[Parameter]]
 
     def _init_fused(self) -> None:
         self.forget_lookups()
@@ -112,11 +112,11 @@ class FusedOwner(Refusals):
         if _follow_tables not in load_hooks(self).values():
             self.register_load_state_dict_post_hook(_follow_tables)
 
-    def _check_fused(self) -> None:
+    def check_fused(self) -> None:
         """Raise ``RuntimeError`` if the gradient mode is fused, and a backward could not update the tables."""
         if self._grad_mode == "fused":
             last = self._last_fused
-            lookups = self._fused_lookups(NO_LOOKUPS, tuple(range(len(self._stored_weights()))))
+            lookups = self._fused_lookups(NO_LOOKUPS, tuple(range(len(self.stored_weights()))))
             lookups.check(lookups.tables())
             self._last_fused = last
 
@@ -144,7 +144,7 @@ class FusedOwner(Refusals):
         self._fused, self._last_fused, self._last_way, self._known_tables = {}, None, None, {}
         if self._may_fuse():
             with torch.inference_mode(False):  # a leaf of inference mode has no node, and no backward reaches it
-                self._leaf = torch.zeros((), device=self._stored_weights()[0].device, requires_grad=True)
+                self._leaf = torch.zeros((), device=self.stored_weights()[0].device, requires_grad=True)
 
     def _end_fused(self) -> None:
         """Undo :meth:`_init_fused`, before the module changes its class."""

@@ -76,8 +76,8 @@ class Refusals(torch.nn.Module):
     def qconfig(self, value: Any) -> None:
         if "_qconfig" not in self.__dict__:
             warnings.warn(
-                f"{type(self).__name__}: torch.ao.quantization converts torch's own classes alone and leaves this "
-                "table as it is: to quantise tables, call torchsparse_rec.nn.revert(model) first",
+                f"{type(self).__name__}: torch.ao.quantization converts only torch's own classes and does not "
+                "change this table: to quantise tables, call torchsparse_rec.nn.revert(model) first",
                 stacklevel=2,
             )
         self.__dict__["_qconfig"] = value

@@ -101,7 +101,7 @@ class Collection(HasGradMode):
 
     _children: str
     # A call's inputs: its features as one tensor, the place of each of the collection's among them, and their ids.
-    _inputs: Callable[..., tuple[KeyedJaggedTensor, list[int], Ids]]
+    inputs_of: Callable[..., tuple[KeyedJaggedTensor, list[int], Ids]]
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Collection(HasGradMode):
         """Return the plan of all lookups, and the names of the features that it numbers."""
         return self._whole, self._features
 
-    def _stored_weights(self) -> list[Parameter]:
+    def stored_weights(self) -> list[Parameter]:
         try:
             return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
         except KeyError:  # a table's weight is computed and is no parameter
@@ -216,14 +216,14 @@ class Collection(HasGradMode):
 
     def _looked_up(self, features: Any, **how: bool) -> tuple[KeyedJaggedTensor, Ids, Tensor]:
         """Look up a call's features; return them as one tensor, their ids, and the results of all lookups."""
-        x, places, ids = self._inputs(features, **how)
+        x, places, ids = self.inputs_of(features, **how)
         # Only tables that grow need the lengths: to read them back from a device takes time.
         return x, ids, self._look_up(places, ids, x.length_per_key() if self._growing else None)
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
         if not self._growing:
-            plan, weights = self._plan(places), self._stored_weights()
+            plan, weights = self._plan(places), self.stored_weights()
             way = None if is_seen() else self._last_way  # a compiler must not depend on it
             if way is not None and way.plan is plan and way.is_of(weights, ids.indices, ids.per_sample_weights):
                 return way.look_up(*ids, self.training)
@@ -248,7 +248,7 @@ class Collection(HasGradMode):
         occurrences: Tensor | None = None,
     ) -> Tensor:
         """Look up some tables; ``growing`` has the growing ones by their numbers in ``plan``."""
-        stored = self._stored_weights()
+        stored = self.stored_weights()
         its = [stored[k] for k in tables]
         plan, weights, ids = rows_of_keys(plan, its, growing, ids, lengths, occurrences)
         with as_stored():
@@ -261,7 +261,7 @@ class Collection(HasGradMode):
                     sized = self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
                 return self._look_up_rows(sized, weights, ids, kinds, tables)
 
-    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
         """
         Look up some tables; table k of ``plan`` is table ``tables[k]`` of the collection.
 
@@ -274,7 +274,7 @@ class Collection(HasGradMode):
         growing = {k: self._growing[table] for k, table in enumerate(tables) if table in self._growing}
         if growing:
             return self._look_up_growing(plan, tables, growing, ids, counts_of(ids), occurrences)
-        stored = self._stored_weights()
+        stored = self.stored_weights()
         weights = [stored[k] for k in tables]
         with as_stored():
             return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids, tables), tables)
@@ -342,7 +342,7 @@ class Collection(HasGradMode):
         Returns:
             The tables' explanations, in order.
         """
-        autos, weights = [table.auto for table in self._tables], self._stored_weights()
+        autos, weights = [table.auto for table in self._tables], self.stored_weights()
         if self._grad_mode == "auto":
             asked = [k for k, weight in enumerate(weights) if _can_be_fused(weight)]
             choose([autos[k] for k in asked], [weights[k] for k in asked], together=True)

@@ -126,7 +126,7 @@ def _change_all(
         else:
             left.append(f"{name or 'the model itself'} ({type(module).__name__}: {why})")
     if left:
-        warnings.warn(f"{function}: left as they are: {', '.join(left)}", stacklevel=3)
+        warnings.warn(f"{function}: left unchanged: {', '.join(left)}", stacklevel=3)
     elif not modules:
         warnings.warn(f"{function}: nothing was changed: the model has no module of {what}", stacklevel=3)
 
@@ -213,7 +213,7 @@ def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
     }
     for module in model.modules():
         if isinstance(module, HasGradMode):
-            of_module = {id(weight): held.get(id(weight)) for weight in module._stored_weights()}
+            of_module = {id(weight): held.get(id(weight)) for weight in module.stored_weights()}
             for optimizer in {id(x): x for x in of_module.values() if x is not None}.values():
                 module.use_optimizer(optimizer)  # type: ignore[operator]
 

@@ -161,7 +161,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     def _bad_id(self, input: Tensor) -> IndexError | None:
         return bad_id("Embedding", input.values() if input.is_nested else input, self._num_rows())
 
-    def _inputs(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
+    def inputs_of(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
         """Return a call's input, the place of its only feature, and the ids, for a lookup in tables over ranks."""
         check_ids("Embedding", input)
         ids = input.values() if input.is_nested else input

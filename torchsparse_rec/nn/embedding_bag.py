@@ -178,7 +178,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
     def _bad_id(self, input: Tensor) -> IndexError | None:
         return bad_id("EmbeddingBag", input.values() if input.is_nested else input, self._num_rows())
 
-    def _inputs(
+    def inputs_of(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> tuple[Tensor, list[int], Ids]:
         """Return a call's input, the place of its only feature, and the ids, for a lookup in tables over ranks."""

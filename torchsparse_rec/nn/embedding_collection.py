@@ -11,6 +11,7 @@ from torch import Tensor
 from .._reduction import POOLING, SUM
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
+from ..jagged.keyed_tensor import unchecked
 from ..typing import GradMode
 from .collection import Collection
 from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling
@@ -95,7 +96,7 @@ class EmbeddingBagCollection(Collection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Look up and pool ``features``; see the class."""
-        return self._output(*self._looked_up(features))
+        return self.output_of(*self._looked_up(features))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
@@ -114,7 +115,7 @@ class EmbeddingBagCollection(Collection):
         x, ids, result = self._looked_up(features, apart=True)
         return dict(zip(self._names, self._split(x, ids, result), strict=True))
 
-    def _inputs(self, features: Any, apart: bool = False) -> tuple[KeyedJaggedTensor, list[int], Ids]:
+    def inputs_of(self, features: Any, apart: bool = False) -> tuple[KeyedJaggedTensor, list[int], Ids]:
         """See :class:`Collection`. With ``apart`` results lie end to end, and batch sizes may differ."""
         self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
@@ -129,7 +130,7 @@ class EmbeddingBagCollection(Collection):
         weights = x.weights() if self._is_weighted else None
         return x, places, Ids(x.values(), x.offsets(), weights, bags, side_by_side)
 
-    def _output(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> KeyedTensor:
+    def output_of(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> KeyedTensor:
         """Return the module's output, made of what :meth:`_looked_up` returns."""
         if ids.side_by_side:
             if result.shape[1] != self._width:
@@ -137,7 +138,7 @@ class EmbeddingBagCollection(Collection):
                     f"{type(self).__name__}: the tables must have the embedding_dims of their configs, {self._width} "
                     f"together, got {result.shape[1]}"
                 )
-            return KeyedTensor._build({"values": result}, self._form)
+            return unchecked(result, self._form)
         inverse = x.inverse_indices()
         rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
         pooled = zip(self._split(x, ids, result), self._lookup_features, strict=True)
@@ -202,19 +203,19 @@ class EmbeddingCollection(Collection):
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Look up ``features``; see the class."""
-        return self._output(*self._looked_up(features))
+        return self.output_of(*self._looked_up(features))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
         def __call__(self, features: Any) -> dict[str, JaggedTensor]: ...
 
-    def _inputs(self, features: Any) -> tuple[KeyedJaggedTensor, list[int], Ids]:
+    def inputs_of(self, features: Any) -> tuple[KeyedJaggedTensor, list[int], Ids]:
         """See :class:`Collection`."""
         self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         return x, self._places(x), Ids(x.values(), None, None, x.length_per_key(), False)
 
-    def _output(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> dict[str, JaggedTensor]:
+    def output_of(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> dict[str, JaggedTensor]:
         """Return the module's output, made of what :meth:`_looked_up` returns."""
         place, by_feature = x.index_per_key(), x.to_dict()
         sizes = [

@@ -96,14 +96,14 @@ class EmbeddingVariable(KeyedCheckpoints):
             return self._look_up_in_program(input)
         if torch.compiler.is_compiling():
             return growing_untraced(self.forward, input)  # type: ignore[no-any-return]
-        x, _, ids = self._inputs(input)
+        x, _, ids = self.inputs_of(input)
         return self.output_of(x, self._look_up(ids.indices))
 
     if TYPE_CHECKING:  # a call of torch's modules gives Any
 
         def __call__(self, input: Tensor) -> Tensor: ...
 
-    def _inputs(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
+    def inputs_of(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
         """Return a call's input, the place of its only feature, and the keys."""
         check_ids("EmbeddingVariable", input)
         self._refuse_tracing()
@@ -135,7 +135,7 @@ class EmbeddingVariable(KeyedCheckpoints):
             return self._values_of_present(ids)
         return self._read_here(ids)
 
-    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
         """Look up keys of this rank, by a plan whose lookups have them in order."""
         with as_stored():
             return self._look_up_here(ids.indices.to(self.key_dtype), occurrences).reshape(-1)
@@ -166,12 +166,12 @@ class EmbeddingVariable(KeyedCheckpoints):
         """Raise ``RuntimeError`` if the table has been given rows of other keys, as by ``functional_call``."""
         weight = self.stored_weight()
         if type(weight) is GrowingRows:
-            for places in weight._places:
+            for places in weight.places:
                 places.check(self.keys.places())
         elif weight.shape[0] != self.keys.capacity:
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r}: its weight has {weight.shape[0]} rows, but its keys have "
-                f"{self.keys.capacity}: rows taken before the table grew are not those of its keys now"
+                f"{self.keys.capacity}: rows taken before the table grew do not fit its present keys"
             )
 
     @torch.no_grad()
@@ -221,7 +221,7 @@ class EmbeddingVariable(KeyedCheckpoints):
         if self.training:
             why = "a program cannot insert keys: call eval() on the model"
         elif self.cold is not None:
-            why = "a program has no tiers: export a table whose storage is in memory alone"
+            why = "a program has no tiers: export a table whose storage is in memory only"
         elif is_growing_stale(self):
             why = "rows are stale: call flush() of their optimizer"
         if why is not None:

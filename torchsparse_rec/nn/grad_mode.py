@@ -43,7 +43,7 @@ class HasGradMode(FusedOwner):
         if value not in GRAD_MODES:
             raise ValueError(f"grad_mode must be one of {', '.join(map(repr, GRAD_MODES))}, got {value!r}")
         self._grad_mode = value
-        for weight in self._stored_weights():
+        for weight in self.stored_weights():
             table_of(weight).mark_owned()
             table_of(weight).flush()
         for module in self.modules():
@@ -110,7 +110,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         """Return the ``extra_repr()`` of torch's class without reading ``sparse``, which may settle ``"auto"``."""
         return base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))  # type: ignore[no-any-return]
 
-    def _stored_weights(self) -> list[Parameter]:
+    def stored_weights(self) -> list[Parameter]:
         stored = self._parameters.get("weight")
         return [self.weight if stored is None else stored]  # type: ignore[list-item]
 
@@ -175,7 +175,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             keep_way(self, plan, kind, (0,), [weight])
         return result
 
-    def _look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
+    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """Look up the table, or its part of this rank, by a plan of any number of lookups."""
         weight = self.stored_weight()
         with as_stored():

@@ -119,7 +119,7 @@ def _why_not(module: Any) -> str | None:
     for table in module._tables if isinstance(module, Collection) else [module]:
         weight = table._parameters.get("weight")
         if weight is None:
-            return "a weight of its is computed"
+            return "one of its weights is computed"
         if not weight.is_floating_point():
             return "it holds integers"
         if split_part(weight) is not None or is_in_fsdp(module):

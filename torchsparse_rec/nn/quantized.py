@@ -40,7 +40,7 @@ __all__ = [
 _ops = torch.ops.torchsparse_rec
 _NO_TRAINING = (
     "{}: quantised tables are for inference and have no gradient: call eval() on the model, or look up under "
-    "torch.no_grad(); to train, take the model as it was before nn.quantize()"
+    "torch.no_grad(); to train, use the model from before nn.quantize()"
 )
 
 
@@ -295,7 +295,7 @@ class _QuantizedCollection(Collection):
                 raise IndexError(f"{where}: {error}") from None
         return torch.cat(results, 1) if ids.side_by_side else torch.cat([x.reshape(-1) for x in results])
 
-    def _stored_weights(self) -> list[Parameter]:
+    def stored_weights(self) -> list[Parameter]:
         return []
 
     @property

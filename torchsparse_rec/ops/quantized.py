@@ -220,7 +220,7 @@ def refuse_gradient(function: str, per_sample_weights: Tensor | None) -> None:
     if per_sample_weights is not None and per_sample_weights.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             f"{function}: per_sample_weights must not require a gradient, as quantised tables are for inference: look "
-            "up under torch.no_grad(), or detach the weights; to train, look up in the table as it was before"
+            "up under torch.no_grad(), or detach the weights; to train, look up in the table from before"
         )
 
 

@@ -338,7 +338,7 @@ def _problem(kind: int, detail: int, column: ExampleColumn | None) -> str:
     wire = _WIRE_TYPES.get(detail & 7, "a field number of 0" if detail >> 3 == 0 else "a tag of more than 32 bits")
     texts = {
         1: "the message ends within a value",
-        2: f"a length of {detail} goes beyond the end of what it is in",
+        2: f"a length of {detail} goes beyond the end of its container",
         3: "a varint of more than 10 bytes",
         4: f"{wire}, which no Example has",
         5: f"packed floats take {detail} bytes, which 4 does not divide",

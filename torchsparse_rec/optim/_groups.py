@@ -57,15 +57,14 @@ class Groups(InBackward):
         """Return why this optimizer must not step only some columns of this table, or None if it may."""
         name, use = type(self).__name__, "use RowWise() or TableWise() for it"
         if self._steps_whole_rows:
-            return f"{name} steps whole rows, of which each rank would have a part: {use}"
+            return f"{name} steps whole rows, and each rank would have only a part of them: {use}"
         group = self._group_if_any(weight)
         if group is None or not self._skips_zeros(group):
             return None
         if group["lazy"] and not self._skips_zeros({**group, "lazy": False}):
             name, use = f"{name} with lazy=True", f"{use}, or lazy=False"
         return (
-            f"{name} leaves a row alone whose gradient is zero in all columns, of which each rank would see its own: "
-            f"{use}"
+            f"{name} skips a row whose gradient is zero in all columns, and each rank would see only its columns: {use}"
         )
 
     def _skips_zeros(self, group: dict[str, Any]) -> bool:

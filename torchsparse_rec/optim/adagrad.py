@@ -82,7 +82,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         # Where neither the sum nor eps keeps it above 0, the formula divides 0 by 0.
         return super()._skips_zeros(group) or group["eps"] == group["initial_accumulator_value"] == 0
 
-    def _initial(self, name: str) -> float:
+    def initial_value(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"]
 
     def state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
@@ -161,7 +161,7 @@ class RowWiseAdagrad(RowOptimizer):
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("rowwise_adagrad", _hyperparameters(group), ("sum",))
 
-    def _initial(self, name: str) -> float:
+    def initial_value(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"]
 
     @torch.no_grad()

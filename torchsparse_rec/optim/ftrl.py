@@ -106,7 +106,7 @@ class Ftrl(RowOptimizer):
         wanted = (parameter for parameter in group["params"] if parameter.requires_grad)
         return float(group["lr"]) == 0 and all(p.grad is not None and not p.grad.any() for p in wanted)
 
-    def _initial(self, name: str) -> float:
+    def initial_value(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"] if name == "accumulator" else 0.0
 
     @torch.no_grad()

@@ -55,7 +55,7 @@ class RowOptimizer(Groups):
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
-    def _initial(self, name: str) -> float:
+    def initial_value(self, name: str) -> float:
         """Return the value that a new state is filled with."""
         return 0.0
 
@@ -278,8 +278,8 @@ class RowOptimizer(Groups):
         if not has_whole_rows(parameter):
             self._warn_once(
                 f"{type(self).__name__}: each step copies all of a table of shape {list(parameter.shape)}, whose rows "
-                "are not contiguous in memory, as of a transposed matrix. Of weight.contiguous() a step costs what the "
-                "batch touches"
+                "are not contiguous in memory, as of a transposed matrix. With weight.contiguous() a step costs only "
+                "what the batch touches"
             )
         key = (id(group), owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
@@ -361,7 +361,7 @@ class RowOptimizer(Groups):
 
     def new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         shape = parameter.shape[:1] if name in self.per_row else parameter.shape
-        return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
+        return torch.full(shape, self.initial_value(name), dtype=dtype, device=parameter.device)
 
     def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:
         """Return how the group's next step, by this rule, treats its tables."""
@@ -375,7 +375,7 @@ class RowOptimizer(Groups):
                 self._warn_once(
                     f"{type(self).__name__}: weight_decay={group['weight_decay']} goes through the second moment, so "
                     "every step updates all rows of a table, as torch does. With decoupled decay (AdamW) or lazy=True "
-                    "a step updates the rows of the batch alone"
+                    "a step updates only the rows of the batch"
                 )
                 others = ALL_ROWS
             if motion == "weight" and not owned:
@@ -383,8 +383,8 @@ class RowOptimizer(Groups):
                     f"{type(self).__name__}: a table with a sparse gradient is looked up by a module that is not of "
                     "torchsparse_rec.nn, or its parameter has a class of its own or rows that are not contiguous: "
                     "every step updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step "
-                    "costs what the batch touches; "
-                    "lazy=True leaves the other rows as they are"
+                    "costs only what the batch "
+                    "touches; lazy=True does not change the other rows"
                 )
                 others = ALL_ROWS
             elif not rule.regular:

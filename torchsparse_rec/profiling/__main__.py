@@ -56,15 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("cause", nargs="?", help=f"for demo: {', '.join([*PLANTS, *HEALTHY_LOOPS])}")
     parser.add_argument(
-        "--strength", type=_strength, default=3.0, help="for demo: what the cause costs, in healthy steps"
+        "--strength", type=_strength, default=3.0, help="for demo: the cost of the cause, in healthy steps"
     )
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="for demo: of sizes and values (default 0)")
+    parser.add_argument(
+        "--seed", type=_at_least(0), default=0, help="for demo: the seed of sizes and values (default 0)"
+    )
     parser.add_argument(
         "--steps", type=_at_least(2), help="timed steps of each experiment (default: about 0.4 s of them)"
     )
     parser.add_argument("--warmup", type=_at_least(1), default=3, help="steps before (default 3)")
-    parser.add_argument("--device", type=_device, help="where the step computes (default: where the model is)")
-    parser.add_argument("--threads", type=_at_least(1), help="of torch (default: torch's own choice)")
+    parser.add_argument("--device", type=_device, help="the device of the step (default: the model's)")
+    parser.add_argument("--threads", type=_at_least(1), help="the number of torch's threads (default: torch's choice)")
     parser.add_argument(
         "--out", type=_folder, help="folder for trace.json, timeline.png, report.txt and diagnosis.json"
     )

@@ -23,10 +23,10 @@ def check_training(step: Any, loader: Any, model: Any, optimizer: Any, step_with
         raise TypeError(f"diagnose: loader must be an iterable of batches, got {_type(loader)}")
     if model is None or optimizer is None or not all(map(_takes_three, steps.values())):
         raise TypeError(
-            "diagnose: the call must be diagnose(step, loader, model, optimizer), of a function step(model, optimizer, "
-            "batch) that trains what it is called with; for a function of the batch alone, which trains what it knows, "
-            "diagnose(lambda model, optimizer, batch: step(batch), loader, model, optimizer, in_place=True), after "
-            "which training goes on from a changed state"
+            "diagnose: the call must be diagnose(step, loader, model, optimizer), with a function step(model, "
+            "optimizer, batch) that trains the model it is called with. For a function of the batch only, call "
+            "diagnose(lambda model, optimizer, batch: step(batch), loader, model, optimizer, in_place=True); "
+            "training then goes on from a changed state"
         )
     if not isinstance(model, Module):
         raise TypeError(f"diagnose: model must be a torch.nn.Module, got {_type(model)}")

@@ -218,7 +218,7 @@ class _Run:
         if self.steps is None:
             self.steps = max(_FEWEST, min(_MOST, int(_SECONDS / max(seconds, 1e-9))))
         if self.compiled:
-            self.notes.append("the model is compiled: its parts were not looked at, nor taken out")
+            self.notes.append("the model is compiled: its parts were neither examined nor taken out")
             return [], []
         watch = Watch(self.model, self.optimizers)
         with watch.watching(), recording_shapes(self.model) as shapes:
@@ -350,7 +350,7 @@ class _Run:
         if "without_dense" in self.sides and not self.step_without_dense and matter and elsewhere >= _NOTED_PRODUCTS:
             self.notes.append(
                 f"{elsewhere:.0%} of the forward's matrix products are outside of the layers that were taken out "
-                "(functions of parameters, layers of several inputs or outputs): the profile tells their share"
+                "(functions of parameters, layers of several inputs or outputs): the profile shows their share"
             )
 
 

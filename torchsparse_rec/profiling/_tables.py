@@ -129,7 +129,7 @@ class Watch:
         return removing(hooks)
 
     def uses(self) -> list[TableUse]:
-        """Return the use of each table: of lookup modules' tables, and parameters with gradients of mostly zero rows."""
+        """Return the use of each table: of lookup modules' tables, and parameters with mostly zero gradient rows."""
         for key, use in self._uses.items():
             parameter = self._parameters[key]
             states = [optimizer.state.get(parameter, {}) for optimizer in self._optimizers]

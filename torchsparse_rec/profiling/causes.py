@@ -114,7 +114,7 @@ def _slow_loader(m: Measured) -> Finding | None:
     else:
         setting = (
             "prefetch: wrap the loader in torchsparse_rec.data.DeviceLoader, or give its DataLoader num_workers > 0; "
-            "what is too slow even so, do once and store with torchsparse_rec.data.write_prebatched"
+            "if it is still too slow, do the work once and store its result with torchsparse_rec.data.write_prebatched"
         )
     return Finding("slow_loader", m.loader_share, seen, setting)
 
@@ -145,7 +145,7 @@ def _dense_gradient(m: Measured) -> Finding | None:
         return None
     largest = max(tables, key=lambda table: table.idle_bytes)
     seen = (
-        f"{len(tables)} table(s) get a gradient of all their rows, of which a batch leaves {idle:.1%} alone; the "
+        f"{len(tables)} table(s) get a gradient of all their rows, and a batch does not touch {idle:.1%} of them; the "
         f"largest is {largest.describe()}"
     )
     mode = "'sparse' or 'auto', or 'fused' with an optimizer of torchsparse_rec.optim made with in_backward=True"

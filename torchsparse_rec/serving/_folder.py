@@ -93,7 +93,7 @@ def _last_version(place: Path) -> int:
     if text and not (text.isdigit() and len(text) < 20):
         raise ValueError(
             f"{path} must hold the number of the last version, got {text[:20]!r}: write it there, or remove the file "
-            f"if the number in {MODEL} is to count"
+            f"to use the number in {MODEL}"
         )
     taken = int(text or 0)
     try:

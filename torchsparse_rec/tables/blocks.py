@@ -1,7 +1,7 @@
 """
 Where the rows of a table that is split by rows are, and in which blocks the keys of one that grows.
 
-A table ``[V, D]`` is kept as ``[Q, S, D]``: row v is at place ``v // S`` of block ``reverse(v % S)``, where ``reverse``
+A table ``[V, D]`` is kept as ``[Q, S, D]``: row v is at place ``v // S`` of block ``reverse(v % S)``. Here ``reverse``
 turns the bits of a block's number round. Each rank has consecutive blocks, a box of ``Shard(1)``, which lies in its
 memory as a table of its own. Contract: csrc/route.h.
 """
@@ -34,7 +34,7 @@ class Blocks:
     The blocks of a table.
 
     Args:
-        rows: V, of the whole table.
+        rows: the number of rows of the whole table, V.
     """
 
     rows: int
@@ -47,7 +47,7 @@ class Blocks:
 
     @property
     def places(self) -> int:
-        """Q, the rows of a block. Of a block's last place there may be no row."""
+        """Q, the rows of a block. A block's last place may have no row."""
         return -(-self.rows // self.count)
 
     def begin(self, rank: int, ranks: int) -> int:

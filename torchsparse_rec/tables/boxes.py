@@ -1,4 +1,4 @@
-"""What a process keeps of a table, as a box of ``[Q, S, D]``: blocks.py says where in that a row is."""
+"""A process's part of a table, as a box of ``[Q, S, D]``: blocks.py has the place of a row in it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Box(NamedTuple):
         return both if all(begin < end for begin, end in both) else None
 
     def within(self, other: Box) -> tuple[slice, slice, slice]:
-        """Return where its elements are in a tensor of those of another box."""
+        """Return the place of its elements in a tensor of another box's elements."""
         return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(self, other, strict=True))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
 class Kept:
     """
-    What a process keeps of a table.
+    A process's part of a table.
 
     Args:
         rows: V, the rows of the whole table.
@@ -72,12 +72,12 @@ class Kept:
         return (self.rows, width) if width else (0, self.dim)
 
     def of_state(self, x: Tensor) -> Kept:
-        """Return what the process keeps of a state of the rows, which may have one number for each: ``[rows]``."""
+        """Return the process's part of a state of the rows, which may have one number for each: ``[rows]``."""
         has_rows = self.box.columns[0] < self.box.columns[1]
         return self if x.dim() == 2 else replace(self, dim=1, box=self.box._replace(columns=(0, int(has_rows))))
 
     def read(self, part: Tensor, box: Box) -> Tensor:
-        """Return the elements of a box, of which this process keeps all; of rows without an id: zeros."""
+        """Return the elements of a box within this process's part; for rows without an id zeros."""
         if self.by_blocks:
             return part.view(self.box.shape)[box.within(self.box)]
         ids, (begin, end), first = self.ids_of(box).to(part.device), box.columns, self.box.columns[0]
@@ -86,7 +86,7 @@ class Kept:
         return rows.view(box.shape)
 
     def write(self, part: Tensor, box: Box, values: Tensor) -> None:
-        """Write the elements of a box, of which this process keeps all."""
+        """Write the elements of a box within this process's part."""
         if self.by_blocks:
             part.view(self.box.shape)[box.within(self.box)] = values.to(part.device)
             return
@@ -108,5 +108,5 @@ def all_of(rows: int, dim: int) -> Box:
 
 
 def kept_whole(rows: int, dim: int) -> Kept:
-    """Return what a process keeps that has all of a table ``[rows, dim]``."""
+    """Return the part of a process that has all of a table ``[rows, dim]``."""
     return Kept(rows, dim, all_of(rows, dim), False)

@@ -68,7 +68,7 @@ class Places:
 class GrowingRows(Tensor):
     """Rows by place, of a table that grows: what code of others has made of a parameter or a ``state_dict``."""
 
-    _places: tuple[Places, ...]
+    places: tuple[Places, ...]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,7 +90,7 @@ class GrowingRows(Tensor):
     def __deepcopy__(self, memo: Any) -> Tensor:
         """Return a deep copy, of rows of the same keys."""
         if id(self) not in memo:
-            memo[id(self)] = marked(copy.deepcopy(plain_rows(self), memo), self._places)
+            memo[id(self)] = marked(copy.deepcopy(plain_rows(self), memo), self.places)
         return memo[id(self)]  # type: ignore[no-any-return]
 
 
@@ -113,7 +113,7 @@ def marked(x: Any, places: tuple[Places, ...], most: int = 0) -> Any:
     if type(x) is Tensor and (x.numel() >= most or any(len(each.keys) in x.shape for each in places)):
         x.__class__ = GrowingRows  # type: ignore[assignment]
     if type(x) is GrowingRows:
-        x._places = places
+        x.places = places
     return x
 
 
@@ -182,7 +182,7 @@ def _together(tensors: Iterable[Any], known: dict[int, Places]) -> tuple[Places,
 
 def _places_of(x: Any, known: dict[int, Places]) -> tuple[Places, ...]:
     if type(x) is GrowingRows:
-        return x._places
+        return x.places
     return (known[id(x)],) if id(x) in known else ()
 
 

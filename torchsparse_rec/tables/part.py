@@ -101,10 +101,10 @@ def _obstacle(reader: FrameType) -> str | None:
     caller = _function_of(reader)
     name = caller.f_globals.get("__name__")
     if name == _CLIPPING and caller.f_code in _TAKES_NORMS:
-        return "torch.nn.utils takes the norm of this rank's rows alone: call torchsparse_rec.optim.clip_grad_norm_"
+        return "torch.nn.utils takes the norm of only this rank's rows: call torchsparse_rec.optim.clip_grad_norm_"
     if name == _SCALING:
         return (
-            "torch.amp.GradScaler finds infinities of this rank alone, and scales would differ between ranks: take "
+            "torch.amp.GradScaler finds only this rank's infinities, and scales would differ between ranks: take "
             "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler"
         )
     if name == _SHARDED_SCALING and caller.f_back is not None and caller.f_back.f_globals.get("__name__") == _SCALING:
@@ -114,8 +114,8 @@ def _obstacle(reader: FrameType) -> str | None:
         )
     if name in _OF_WHOLE_TENSORS:
         return (
-            f"torch.optim.{_OF_WHOLE_TENSORS[name]} computes each step from all of a tensor, but sees this "
-            "rank's rows alone: take an optimizer of torchsparse_rec.optim"
+            f"torch.optim.{_OF_WHOLE_TENSORS[name]} computes each step from all of a tensor, but sees only "
+            "this rank's rows: take an optimizer of torchsparse_rec.optim"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""The counters of tables that grow, as the host knows them."""
+"""The host's knowledge of the counters of tables that grow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Known", "late_keys", "short_of_room"]
 
 
 class Known:
-    """What the host knows of a table's counters without asking for them."""
+    """The host's knowledge of a table's counters without reading them back."""
 
     __slots__ = ("used", "inserted", "room", "since", "coming")
 
@@ -40,7 +40,7 @@ class Counted(Protocol):
 
 
 class _Coming:
-    """The counters of some tables, on their way from a CUDA device: a copy that nobody waits for."""
+    """The counters of some tables, on their way from a CUDA device: an asynchronous copy."""
 
     def __init__(self, tables: Sequence[Counted]) -> None:
         # Not kept alive: each of them keeps this.

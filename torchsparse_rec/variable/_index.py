@@ -26,10 +26,10 @@ def new_index(owner: str, entries: Tensor, counters: Tensor, seed: int = 0) -> T
 
     Args:
         owner: the table's name, for errors.
-        entries: of the table.
-        counters: of the table.
-        seed: of the index's hash. Default: 0, none. Where keys find no room, further hashes get seeds that nobody can
-            foresee.
+        entries: the entries of the table.
+        counters: the counters of the table.
+        seed: the seed of the index's hash. Default: 0, none. Where keys find no room, further hashes get unpredictable
+            seeds.
 
     Raises:
         RuntimeError: keys collide under every hash.
@@ -65,5 +65,5 @@ def seed_of(index: Tensor) -> int:
 
 
 def unforeseen() -> int:
-    """Return a random seed that nobody can foresee; never 0."""
+    """Return an unpredictable random seed; never 0."""
     return int.from_bytes(os.urandom(8), "little", signed=True) | 1

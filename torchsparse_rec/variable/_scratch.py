@@ -21,9 +21,9 @@ _HEAD = 4096
 
 class ScratchFile:
     """
-    The file ``ROWS``, locked, in a folder that is created if it is missing; what a process that died has left is lost.
+    The file ``ROWS``, locked, in a folder that is created if it is missing; a dead process's leftovers are lost.
 
-    It is read by a map of memory and written by calls: only they can say that a disk is full, where a map ends the
+    It is read by a map of memory and written by calls: a call can report that a disk is full, a map would end the
     process. The folder is removed with the file if this object created it.
 
     Args:
@@ -50,7 +50,7 @@ class ScratchFile:
         Reserve disk space from ``begin``, where the file ends, to ``end``, and map the whole file, as uint8 ``[end]``.
 
         Raises:
-            OSError: the disk has no room; the file stays as it is.
+            OSError: the disk has no room; the file stays unchanged.
         """
         try:
             if hasattr(os, "posix_fallocate"):

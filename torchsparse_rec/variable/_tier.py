@@ -75,7 +75,7 @@ class Tier(ABC):
 
     def put(self, keys: Tensor, records: Tensor) -> None:
         """
-        Write records; those of keys that are there are replaced. If it raises, each key has its new or its old record.
+        Write records; records of present keys are replaced. If it raises, each key has its new or its old record.
 
         Args:
             keys: int64 ``[N]``, distinct.
@@ -106,7 +106,7 @@ class Tier(ABC):
         Iterate over all records, in ascending order of their keys.
 
         Args:
-            batch: how many records at a time, at least 1.
+            batch: the number of records at a time, at least 1.
 
         Yields:
             Keys, int64 ``[M]``, and records, uint8 ``[M, record_bytes]``. Each batch is read in one locked
@@ -149,7 +149,7 @@ class Tier(ABC):
             yield
 
     def _check_process(self, method: str) -> None:
-        """Raise ``RuntimeError`` in a forked process, before it waits for a lock that nobody may ever release."""
+        """Raise ``RuntimeError`` in a forked process, before it waits for a lock that may never be released."""
         if self._process not in (None, os.getpid()):
             text = f"the tier belongs to process {self._process}, and this one is forked from it"
             raise RuntimeError(f"{self._name}.{method}: {text}")

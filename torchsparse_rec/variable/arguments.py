@@ -84,9 +84,9 @@ def check_whole(weight: Tensor, method: str, instead: str) -> None:
     Raise ``RuntimeError`` if a variable is split over ranks: a method would take this rank's keys for all.
 
     Args:
-        weight: of the variable.
-        method: its name.
-        instead: what to call.
+        weight: the weight of the variable.
+        method: the name of the method.
+        instead: the call to make instead.
     """
     part = split_part(weight)
     if part is not None:
@@ -97,7 +97,7 @@ def check_whole(weight: Tensor, method: str, instead: str) -> None:
 
 
 def check_trainable(module: torch.nn.Module, name: str, weight: Tensor) -> None:
-    """Raise ``RuntimeError`` where a variable cannot be trained, for what it is wrapped in."""
+    """Raise ``RuntimeError`` where a variable cannot be trained because of its wrapper."""
     if getattr(module, "_is_replica", False):
         raise RuntimeError(
             f"EmbeddingVariable {name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "

@@ -2,7 +2,7 @@
 Rows outside of the first tier: they are demoted when it is full, and promoted again when training looks them up.
 
 A row is in one tier only. Outside of the first tier it is a record of bytes: values, optimizer states, frequency and
-version, and the optimizer step as of which it is up to date.
+version, and the optimizer step up to which it is up to date.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ColdRows"]
 # The most bytes of rows outside of the first tier that a state_dict holds.
 STATE_DICT_BYTES = 2**31
 
-# What a row takes in memory beside its values and states: key, index, frequency and version.
+# The bytes of a row in memory beside its values and states: key, index, frequency and version.
 _KEY_BYTES = 24
 # Where a tier is full, this share of it is spilled at once.
 _SHARE = 32
@@ -46,7 +46,7 @@ class ColdRows:
 
     Args:
         store: the first tier.
-        option: of the variable, with two tiers or more.
+        option: the option of the variable, with two tiers or more.
     """
 
     def __init__(self, store: RowStore, option: StorageOption) -> None:
@@ -63,7 +63,7 @@ class ColdRows:
         tell_of_forks(self)
 
     def after_fork(self) -> None:
-        """Forget what is read ahead, in a forked process, which lacks the thread that reads."""
+        """Drop records read ahead, in a forked process, which lacks the thread that reads."""
         self._reader, self._read_ahead = None, None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class ColdRows:
 
         Args:
             ids: ``[N]``.
-            make_room: makes room for some rows, while those given as ``protected`` stay.
+            make_room: a function that makes room for some rows; rows given as ``protected`` stay.
 
         Returns:
             How many of the ids had a record here.
@@ -236,7 +236,8 @@ class ColdRows:
         """Move rows of the first tier to the next one, as records."""
         self._see_layout()
         self._check_optimizer()
-        # Stale rows are not flushed: once promoted, they catch up at once with what they missed, as in the first tier.
+        # Stale rows are not flushed: once promoted, they catch up at once with the steps they missed, as in the first
+        # tier.
         values, states, steps = self._store.states.stored(rows)
         part = Part(keys, values, *unpacked(self._store.keys.entries[rows, 1]), states)
         try:
@@ -317,7 +318,7 @@ class ColdRows:
         self._put(part.keys.cpu(), self._layout.pack(part, steps))
 
     def erase(self, keys: Tensor) -> Tensor:
-        """Erase keys, and return those that had a record here."""
+        """Erase keys, and return the keys that had a record here."""
         keys = ops.unique(keys.long().cpu()).values
         if not len(self) or not len(keys):
             return keys[:0]
@@ -337,7 +338,7 @@ class ColdRows:
         return torch.cat([torch.empty(0, 2, dtype=torch.int64), *pairs])
 
     def flush(self) -> None:
-        """Flush all records, before what the steps so far did to idle rows is forgotten."""
+        """Flush all records, before the history of idle rows is dropped."""
         self._forget_read_ahead()
         rows = self._store.states.table.rows
         if rows is None or rows.clock.history is None:

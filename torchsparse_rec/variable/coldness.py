@@ -20,8 +20,9 @@ def coldest(entries: Tensor, count: int, by_frequency: bool) -> Tensor:
     Return the positions of the ``count`` entries that have been used least often, or least recently, ascending.
 
     Args:
-        entries: ``[N, 2]``, as in :class:`KeyRows`. Of equally cold entries, those of the lowest keys are returned.
-        count: how many.
+        entries: ``[N, 2]``, as in :class:`KeyRows`. Among equally cold entries, the ones of the lowest keys are
+            returned.
+        count: the number of rows.
         by_frequency: whether the least often used are coldest, and of these the least recently used; else only the
             least recently used.
     """
@@ -35,9 +36,9 @@ class Coldness:
     Entries are read in parts, so that no temporary has the table's size.
 
     Args:
-        entries: as for :func:`coldest`; those of free rows are skipped.
+        entries: the argument of :func:`coldest`; free rows' entries are skipped.
         step: rows of this or a later version stay.
-        by_frequency: as for :func:`coldest`.
+        by_frequency: the argument of :func:`coldest`.
     """
 
     def __init__(self, entries: Tensor, step: int, by_frequency: bool) -> None:
@@ -59,7 +60,7 @@ class Coldness:
         return ranks.masked_fill_((versions < 0) | (versions > self._step), -1)
 
     def _count(self, digit: int, above: int) -> Tensor:
-        """Count the rows by the given digit of their rank, of those whose higher digits are ``above``."""
+        """Count the rows whose rank has the higher digits ``above``, by the given digit."""
         counts = torch.zeros(1 << _BITS, dtype=torch.int64, device=self._device)
         for part in self._parts:
             ranks = self._ranks(part) >> digit * _BITS

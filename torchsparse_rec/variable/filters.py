@@ -20,9 +20,9 @@ class CounterAdmission(torch.nn.Module):
     Admission by exact counts of the keys that have no row yet.
 
     Args:
-        name: of the owner, for errors.
-        option: has the number of occurrences after which a key is admitted.
-        device: of the counts.
+        name: the name of the owner, for errors.
+        option: an option with the number of occurrences after which a key is admitted.
+        device: the device of the counts.
     """
 
     #: How many ids were looked up in training before they were admitted.
@@ -86,8 +86,8 @@ class SketchAdmission(OwnTensors):
     Admission by a counting Bloom filter of the keys that have no row yet.
 
     Args:
-        option: has the number of occurrences after which a key is admitted, and the filter's sizes.
-        device: of the filter.
+        option: an option with the number of occurrences after which a key is admitted, and the filter's sizes.
+        device: the device of the filter.
     """
 
     tensors = saved = ("sketch",)
@@ -117,7 +117,7 @@ class SketchAdmission(OwnTensors):
         return ops.count_min_sketch_(self.sketch, ids, num_hashes=self.num_hashes, count=False).long()
 
     def expire(self, before: int) -> Tensor:
-        """Return no keys: a Bloom filter knows no steps, and forgets nothing."""
+        """Return no keys: a Bloom filter has no steps, and forgets nothing."""
         return torch.empty(0, dtype=torch.int64, device=self.sketch.device)
 
     def nbytes(self) -> int:

@@ -22,14 +22,14 @@ class InitialRows(torch.nn.Module):
     Writes the initial values of rows.
 
     Args:
-        initializer: one of :mod:`torchsparse_rec.initializers`; a number; a tensor or list of rows ``[P, D]`` or one
-            row ``[D]``; or a function that fills such a tensor in place, as those of ``torch.nn.init`` do. None: the
-            option's initializer, or else :class:`TruncatedNormal`.
-        option: gives the default initializer, and the number of rows that a function fills.
-        embedding_dim: D.
-        seed: of random values.
-        dtype: of the rows.
-        device: of the rows.
+        initializer: an object of :mod:`torchsparse_rec.initializers`; a number; a tensor or list of rows ``[P, D]`` or
+            one row ``[D]``. It may also be a function that fills such a tensor in place, as in ``torch.nn.init``. None:
+            the option's initializer, or else :class:`TruncatedNormal`.
+        option: an option with the default initializer, and the number of rows that a function fills.
+        embedding_dim: the dimension of the rows, D.
+        seed: the seed of random values.
+        dtype: the dtype of the rows.
+        device: the device of the rows.
     """
 
     values: Tensor | None

@@ -36,10 +36,10 @@ class KeyRows(OwnTensors):
     Keys and their rows, in tensors whose format is described in csrc/table.h.
 
     Args:
-        name: of the owner, for errors.
+        name: the name of the owner, for errors.
         capacity: rows at first.
         reserved: the first rows, which no key gets.
-        device: of the tensors.
+        device: the device of the tensors.
     """
 
     tensors = ("entries", "counters", "free_rows", "index")
@@ -49,7 +49,7 @@ class KeyRows(OwnTensors):
     counters: Tensor
     free_rows: Tensor
     _failed_before: int
-    #: What the host knows of the counters.
+    #: The host's knowledge of the counters.
     known: Known
     #: Whether it may always grow: on CUDA room is then made for more keys than may come, as to count them would wait.
     may_grow = True
@@ -89,7 +89,7 @@ class KeyRows(OwnTensors):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load a state of any capacity."""
         if prefix + "counters" in state_dict and prefix + "free_rows" not in state_dict:
-            # Of several empty tensors safetensors keeps one. Free rows are searched for when they are needed.
+            # Safetensors keeps one of several empty tensors. Free rows are searched for when they are needed.
             none = {"free_rows": self.free_rows.new_empty(0), "counters": state_dict[prefix + "counters"].clone()}
             none["counters"][_REUSED] = 0
             state_dict = {**state_dict, **{prefix + name: x for name, x in none.items()}}
@@ -108,7 +108,7 @@ class KeyRows(OwnTensors):
         return known[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a file takes over: places and what is known of counters are found anew."""
+        """Return the state for a copy or a file: places and the knowledge of counters are found anew."""
         return {**{name: x for name, x in self.__dict__.items() if name != "known"}, "_known_places": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -188,17 +188,18 @@ class KeyRows(OwnTensors):
         make_room: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """
-        Find the rows of keys, insert those that are missing, and return ``(rows, inserted)``.
+        Find the rows of keys, insert missing keys, and return ``(rows, inserted)``.
 
         See :func:`ops.table_find_or_insert_`: where a key was inserted, ``inserted`` has its row, elsewhere -1.
 
         Args:
             ids: the keys.
-            allowed: as of the operator, as are ``frequencies`` and ``count``.
-            frequencies: as of the operator.
-            version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
-            count: as of the operator.
-            make_room: is called, where rows run out, with how many must be free, and frees them. Default: grow.
+            allowed: the argument of the operator, as are ``frequencies`` and ``count``.
+            frequencies: the argument of the operator.
+            version: the rows' new version; -1 (default): present rows keep theirs, new ones have -1.
+            count: the argument of the operator.
+            make_room: a function that is called where rows run out, with the number that must be free, and frees them.
+                Default: grow.
 
         Raises:
             RuntimeError: no room was made; or keys collide under every hash. No key is inserted then.
@@ -376,7 +377,7 @@ class KeyRows(OwnTensors):
 
     def spread(self) -> None:
         """
-        Build an index with another hash, which nobody can foresee, since some keys found their region full.
+        Build an index with another, unpredictable hash, since some keys found their region full.
 
         Regions are so large that this never happens by chance: somebody who knew the hash chose the keys. No result of
         a table depends on its hash. Tables of other keys never have a seed.
@@ -405,9 +406,9 @@ def insert_together(
     Args:
         tables: the tables.
         ids: the keys of all tables.
-        parts: where each table's keys begin and end in ``ids``, in ascending order.
-        versions: of each table.
-        make_rooms: of each table.
+        parts: the beginning and end of each table's keys in ``ids``, in ascending order.
+        versions: the versions of each table.
+        make_rooms: the function ``make_room`` of each table.
 
     Returns:
         ``(rows, inserted)``; at positions in no part, the ids themselves and -1.

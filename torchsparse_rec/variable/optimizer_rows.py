@@ -58,7 +58,7 @@ class OptimizerRows:
         optimizer = self.optimizer
         if optimizer is None:
             return {}
-        # States of float16 and bfloat16 tables, kept as they were loaded, follow the rows from now on.
+        # The loaded states of float16 and bfloat16 tables follow the rows from now on.
         for name, values in optimizer.wide_states.pop(self.weight, {}).items():
             optimizer.stored_state[self.weight][name] = values.to(self.weight.device)
         return optimizer.stored_state.get(self.weight, {})
@@ -67,7 +67,7 @@ class OptimizerRows:
         """Return the states of the table, which have ``rows`` rows, by default as many as the weight."""
         optimizer, rows = self.optimizer, self.weight.shape[0] if rows is None else rows
         return [
-            Column(name, values, 0.0 if optimizer is None else optimizer._initial(name))
+            Column(name, values, 0.0 if optimizer is None else optimizer.initial_value(name))
             for name, values in sorted(self._state().items())
             if isinstance(values, Tensor) and values.dim() >= 1 and values.shape[0] == rows
         ]
@@ -102,7 +102,7 @@ class OptimizerRows:
         note_change()
 
     def grown(self, before: int, after: int) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Return states for ``after`` rows, and as of which step each row is up to date, for :meth:`take`."""
+        """Return states for ``after`` rows, and the step up to which each row is up to date, for :meth:`take`."""
         longer = {}
         for name, values, initial in self.columns(before):
             if initial == 0:
@@ -125,10 +125,10 @@ class OptimizerRows:
 
     def begin(self, rows: Tensor) -> None:
         """
-        Reset the states of new rows: what a row's last key, or a gradient of all rows, has left there is overwritten.
+        Reset the states of new rows: leftovers of a row's last key, or of a gradient of all rows, are overwritten.
 
         Args:
-            rows: negative ones are left out.
+            rows: the rows; negative ones are left out.
         """
         for _, values, initial in self.columns():
             of_rows = values if values.dim() > 1 else values.unsqueeze(1)
@@ -140,9 +140,9 @@ class OptimizerRows:
         Write the states of rows that have been inserted with their states.
 
         Args:
-            rows: none is negative.
-            states: by name; those that are not given get their initial value.
-            steps: as of which step each row is up to date. Default: the last one.
+            rows: the rows; none is negative.
+            states: the states by name; missing ones get their initial value.
+            steps: the step up to which each row is up to date. Default: the last one.
         """
         if not states and steps is None:
             self.begin(rows)
@@ -155,7 +155,7 @@ class OptimizerRows:
         self._note_current(rows, steps)
 
     def _note_current(self, rows: Tensor, steps: Tensor | None) -> None:
-        """Note as of which step rows are up to date, by default the last one; negative rows are left out."""
+        """Note the step up to which rows are up to date, by default the last one; negative rows are left out."""
         last_step = None if self.table.rows is None else self.table.rows.last_step
         if last_step is None:
             return
@@ -170,7 +170,7 @@ class OptimizerRows:
             self.table.rows.current = -1  # type: ignore[union-attr]
 
     def stored(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Return some rows as stored, perhaps stale, their states, and as of which step each is up to date."""
+        """Return some stored rows, perhaps stale, their states, and the step up to which each is up to date."""
         values = self.weight.detach().index_select(0, rows)
         states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
         its = self.table.rows
@@ -198,8 +198,8 @@ class OptimizerRows:
         Make initial states for all rows, with as many rows as the table has now.
 
         Args:
-            names: of the states to make, where the optimizer has none yet.
-            steps: how many the optimizer has taken.
+            names: the names of the states to make, where the optimizer has none yet.
+            steps: the number of steps that the optimizer has taken.
             keep: whether states that have the table's size already stay.
         """
         self.table.release()
@@ -234,7 +234,7 @@ def flush_rows(clock: Steps[Table], values: Tensor, states: Mapping[str, Tensor]
     Bring copies of rows up to date, in place.
 
     Args:
-        clock: of the table, with a history.
+        clock: the clock of the table, with a history.
         values: ``[N, D]``.
         states: the optimizer's states of these rows, by name.
         last_step: ``[N]`` int32, on the device of the values: the position in the history from which each row needs it.
@@ -258,8 +258,8 @@ def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | s
     """
     Return zeros; on the host, memory pages that the system allocates only when they are first written.
 
-    A table that has just doubled is half empty. numpy asks for huge pages, of which random reads need few. The first
-    row begins with a cache line, as in torch's own memory.
+    A table that has just doubled is half empty. numpy asks for huge pages, so that random reads need few pages. The
+    first row begins with a cache line, as in torch's own memory.
     """
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type != "cpu":

@@ -66,11 +66,11 @@ class CounterFilter:
     """
     Admit a key once it has occurred ``filter_freq`` times; until then it is counted exactly, at 24 bytes a key.
 
-    As in DeepRec, a key is admitted when the optimizer steps: lookups in the step of the last of these occurrences
-    still return the default value, that step's gradient is the first of the row, and later lookups return the row.
+    As in DeepRec, a key is admitted when the optimizer steps. Lookups in the step of the last of these occurrences
+    still return the default value. That step's gradient is the first of the row, and later lookups return the row.
 
     Args:
-        filter_freq: occurrences, those in the current batch included. 0: there is no filter. Default 0.
+        filter_freq: the number of occurrences, the current batch's included. 0: there is no filter. Default 0.
 
     Source: DeepRec's ``CounterFilter``.
 
@@ -95,12 +95,13 @@ class CBFFilter:
     uses ``num_hashes`` of them.
 
     Args:
-        filter_freq: occurrences, those in the current batch included; at most what ``counter_type`` holds. Default 0.
-        max_element_size: distinct keys that are expected, at least 1.
-        false_positive_probability: in (0, 1).
+        filter_freq: the number of occurrences, the current batch's included; at most what ``counter_type`` holds.
+            Default 0.
+        max_element_size: the expected number of distinct keys, at least 1.
+        false_positive_probability: a probability in (0, 1).
         counter_type: int8, int16, int32 or int64 (the default). A counter at its maximum stays there.
 
-    Source: DeepRec's ``CBFFilter``; the sizes are those of Bloom's filter, 1970.
+    Source: DeepRec's ``CBFFilter``; the sizes are from Bloom's filter, 1970.
 
     Example:
         >>> option = CBFFilter(3, max_element_size=2**20, false_positive_probability=0.01, counter_type=torch.int8)
@@ -157,8 +158,9 @@ class GlobalStepEvict:
     Evict keys that no training step has looked up for more than ``steps_to_live`` steps.
 
     Args:
-        steps_to_live: optimizer steps, at least 0.
-        every: steps between evictions; 0 (default): only by :meth:`EmbeddingVariable.evict` and at ``save``.
+        steps_to_live: a number of optimizer steps, at least 0.
+        every: the number of steps between evictions; 0 (default): only by :meth:`EmbeddingVariable.evict` and at
+            ``save``.
 
     Source: DeepRec's ``GlobalStepEvict``, which evicts at checkpoints only.
 
@@ -181,8 +183,8 @@ class L2WeightEvict:
     Evict keys whose row is small: half the sum of its squares is below a threshold.
 
     Args:
-        l2_weight_threshold: not negative.
-        every: as of :class:`GlobalStepEvict`.
+        l2_weight_threshold: the threshold, not negative.
+        every: the argument of :class:`GlobalStepEvict`.
 
     Source: DeepRec's ``L2WeightEvict``, which evicts at checkpoints only.
 
@@ -203,10 +205,10 @@ class L2WeightEvict:
 @dataclass(frozen=True)
 class LRUEvict:
     """
-    Keep at most ``capacity`` keys: evict those that have not been looked up in training for longest.
+    Keep at most ``capacity`` keys: evict the ones that have not been looked up in training for longest.
 
     Args:
-        capacity: keys, at least 1; it must hold the keys of one training step.
+        capacity: the number of keys, at least 1; it must hold the keys of one training step.
 
     Example:
         >>> LRUEvict(capacity=5_000_000)
@@ -222,10 +224,10 @@ class LRUEvict:
 @dataclass(frozen=True)
 class LFUEvict(LRUEvict):
     """
-    Keep at most ``capacity`` keys: evict those that have been looked up in training least often.
+    Keep at most ``capacity`` keys: evict the ones that have been looked up in training least often.
 
     Args:
-        capacity: keys, at least 1; it must hold the keys of one training step.
+        capacity: the number of keys, at least 1; it must hold the keys of one training step.
 
     Example:
         >>> LFUEvict(capacity=5_000_000)
@@ -239,9 +241,9 @@ class InitializerOption:
     The initial values of the rows of new keys.
 
     Args:
-        initializer: as of :class:`EmbeddingVariable`. Default: the variable's own argument.
-        default_value_dim: if the initializer is a function, it fills a table of this many rows, and a key begins with
-            row ``key mod default_value_dim``. Default 4096.
+        initializer: the argument of :class:`EmbeddingVariable`. Default: the variable's own argument.
+        default_value_dim: the number of rows of the table that the initializer fills, if it is a function; a key begins
+            with row ``key mod default_value_dim``. Default 4096.
         default_value_no_permission: the value of each element for a key that is not admitted yet. Default 0.
 
     Source: DeepRec's ``InitializerOption``.
@@ -268,9 +270,10 @@ class StorageOption:
         storage_type: a :class:`StorageType` or its name. ``"DRAM"`` (the default) is host memory, ``"HBM"`` the GPU's;
             with ``"HBM_DRAM"``, ``"DRAM_SSD"`` and ``"HBM_DRAM_SSD"`` every tier but the last has a size.
         storage_path: a folder for the SSD tier: scratch, cleared with the table; save checkpoints elsewhere.
-        storage_size: bytes of each tier but the last, rows with their optimizer state and keys counted. Default:
-            1 GiB each.
-        cache_strategy: which rows leave a full tier: a :class:`CacheStrategy` or its name. Default ``"LFU"``.
+        storage_size: the bytes of each tier but the last, rows with their optimizer state and keys counted. Default: 1
+            GiB each.
+        cache_strategy: the choice of rows that leave a full tier: a :class:`CacheStrategy` or its name. Default
+            ``"LFU"``.
 
     Source: DeepRec's ``StorageOption``. DeepRec's SSD tiers, on LevelDB and on hashed files, are one here.
 
@@ -327,10 +330,10 @@ class EmbeddingVariableOption:
     The options of an :class:`EmbeddingVariable`: filters, evictions, tiers. They may be combined.
 
     Args:
-        filter_option: which keys get a row: a :class:`CounterFilter` or :class:`CBFFilter`. Default: all.
-        evict_option: which keys lose their row: a :class:`GlobalStepEvict`, :class:`L2WeightEvict`, :class:`LRUEvict`
-            or :class:`LFUEvict`, or several of them in a list. Default: none.
-        storage_option: which tiers hold the rows. Default: one, the memory of the variable's device.
+        filter_option: the choice of keys that get a row: a :class:`CounterFilter` or :class:`CBFFilter`. Default: all.
+        evict_option: the choice of keys that lose their row: a :class:`GlobalStepEvict`, :class:`L2WeightEvict`,
+            :class:`LRUEvict` or :class:`LFUEvict`, or several of them in a list. Default: none.
+        storage_option: the tiers that hold the rows. Default: one, the memory of the variable's device.
         init_option: the initial values of rows.
         ckpt: the checkpoint that the variable starts from. Default: none.
 

@@ -13,7 +13,7 @@ class OwnTensors(torch.nn.Module):
     """
     A module whose tensors are no buffers: others average and broadcast buffers, which would make nonsense of keys.
 
-    A ``state_dict`` has copies of them, since what others write there must not come here.
+    A ``state_dict`` has copies of them, since other code's writes there must not come here.
     """
 
     #: The attributes that move with the module, and which of them a ``state_dict`` has.

@@ -26,8 +26,8 @@ class ReadWriteLock:
     a thread that holds it for reading must not. A thread that takes several locks takes them in the order of their
     numbers.
 
-    A forked process has no thread but the one that forked: locks that other threads held for reading are released; a
-    table that another thread was writing stays half written, so nobody may take its lock.
+    A forked process has only the thread that forked. Locks that other threads held for reading are released. A table
+    that another thread was writing stays half written, so its lock cannot be taken.
 
     Raises:
         RuntimeError: when the lock is taken in a forked process whose copy of the table is half written.

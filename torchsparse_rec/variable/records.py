@@ -73,7 +73,7 @@ class Field(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Rows as they were when they left the first tier."""
+    """Rows in the form in which they left the first tier."""
 
     part: Part
     steps: Tensor

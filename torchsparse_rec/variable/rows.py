@@ -34,7 +34,7 @@ class TableRows:
 
     Args:
         store: the first tier.
-        option: of the variable.
+        option: the option of the variable.
         admission: the variable's filter.
     """
 
@@ -53,7 +53,7 @@ class TableRows:
         self.tell_keys()
         #: How many keys have been evicted.
         self.evicted = 0
-        #: The step of the last lookup, from which the schedule of evictions continues.
+        #: The step of the last lookup: the schedule of evictions continues from it.
         self.seen = 0
         self.note_saved(None)
 
@@ -103,8 +103,8 @@ class TableRows:
         Make rows of the first tier free: grow, or where the capacity is reached, demote or evict other rows.
 
         Args:
-            wanted: how many rows at least.
-            protected: rows that must stay, beside those whose version is the current step.
+            wanted: the least number of rows.
+            protected: rows that must stay, beside the rows whose version is the current step.
 
         Raises:
             RuntimeError: the capacity is less than the ids of one step.
@@ -198,7 +198,8 @@ class TableRows:
         Return the rows of the first tier, ``[N]`` int64, ascending, and their keys.
 
         Args:
-            since: only rows whose version is not below this step, and those of :meth:`note_written`. Default: all.
+            since: the least version of the rows that are returned, besides the rows of :meth:`note_written`. Default:
+                all.
         """
         keys = self.store.keys
         numbers = keys.entries[: keys.used, 1]
@@ -213,12 +214,12 @@ class TableRows:
 
     def parts(self, since: int | None = None, order: Callable[[Tensor], Tensor] | None = None) -> Iterator[Part]:
         """
-        Yield all rows in parts, those of the first tier first.
+        Yield all rows in parts, the first tier's first.
 
         Args:
-            since: as of :meth:`first_tier`.
-            order: returns the positions of some keys, ``[N]``, in the order in which those of the first tier are to
-                come. Default: the order of rows.
+            since: the argument of :meth:`first_tier`.
+            order: a function that returns the positions of some keys, ``[N]``, in the order in which the first tier's
+                are wanted. Default: the order of rows.
         """
         rows, its_keys = self.first_tier(since)
         if order is not None:
@@ -241,8 +242,8 @@ class TableRows:
         Args:
             keys: ``[N]`` int64; of a repeated one the last row counts.
             values: ``[N, D]``.
-            frequencies: ``[N]``, or that of all rows.
-            versions: ``[N]``, or that of all rows.
+            frequencies: ``[N]``, or one number for all rows.
+            versions: ``[N]``, or one number for all rows.
 
         Returns:
             ``[N]``: negative where a key had a row in the first tier before.
@@ -261,7 +262,7 @@ class TableRows:
         return torch.zeros_like(keys)
 
     def put(self, part: Part) -> None:
-        """Write rows, new or not; those that do not fit in the first tier go to the next, or are evicted."""
+        """Write rows, new or not; rows that do not fit in the first tier go to the next, or are evicted."""
         keys = self.store.keys
         if self.cold is not None:
             new = keys.find(part.keys) < 0
@@ -275,7 +276,7 @@ class TableRows:
         self.store.write(*part, make_room=self.find_room)
 
     def reserve(self, keys: Tensor) -> None:
-        """Give keys rows of the first tier in their order, if all fit; what is in the rows comes by :meth:`put`."""
+        """Give keys rows of the first tier in their order, if all fit; the rows' content comes by :meth:`put`."""
         table = self.store.keys
         new = keys[table.find(keys) < 0]
         self._grow_for(len(new))
@@ -284,7 +285,7 @@ class TableRows:
             table.insert(new, version=self.store.step, make_room=self.find_room)
 
     def _hottest(self, part: Part, capacity: int) -> Part:
-        """Return the rows that a capacity lets stay, and evict here: the coldest go, of both together."""
+        """Return the rows that stay within a capacity, and evict here: the coldest go, of both together."""
         keys = self.store.keys
         new = keys.find(part.keys) < 0
         over = len(keys) + int(new.sum()) - capacity
@@ -358,11 +359,11 @@ class TableRows:
 
     def _evict(self, goes: Callable[[Tensor, Tensor], Tensor], goes_cold: Callable[[Part], Tensor]) -> int:
         """
-        Evict rows, except those of the first tier that are of the current step.
+        Evict rows, except the first tier's rows of the current step.
 
         Args:
-            goes: says, of rows of the first tier and their versions, which go.
-            goes_cold: says, of rows of the other tiers, which go.
+            goes: a function of rows of the first tier and their versions that returns which go.
+            goes_cold: a function of rows of the other tiers that returns which go.
 
         Returns:
             How many keys were evicted.

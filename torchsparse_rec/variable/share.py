@@ -1,4 +1,4 @@
-"""What a rank keeps of a variable that is split over ranks."""
+"""The part that a rank keeps of a variable that is split over ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LEAST_CAPACITY = 2
 
 def keep(rows: TableRows, has: Callable[[Tensor], Tensor], share: int | None) -> None:
     """
-    Let go of all keys but some, of all tiers and of a filter's exact counts, and of the room for the others.
+    Drop all keys but some, from all tiers and from a filter's exact counts, and free the others' room.
 
     Args:
-        rows: of a variable, whose optimizer has no states yet.
-        has: says which of some keys, ``[N]``, stay, ``[N]`` bool.
-        share: by how many capacities are divided, rounded up. None: no key stays, and none will come.
+        rows: the rows of a variable, whose optimizer has no states yet.
+        has: a function that returns which of some keys, ``[N]``, stay, ``[N]`` bool.
+        share: the number by which capacities are divided, rounded up. None: no key stays, and none will come.
     """
     store, admission = rows.store, rows.admission
     device = store.weight.device

@@ -23,15 +23,16 @@ __all__ = ["RowStore"]
 
 class RowStore:
     """
-    Rows by key, with what an optimizer keeps of them: they are read, written and erased together, and grow.
+    Rows by key, with an optimizer's states of them: they are read, written and erased together, and grow.
 
     Args:
-        name: of the variable, for errors.
-        key_dtype: of the variable.
+        name: the name of the variable, for errors.
+        key_dtype: the key_dtype of the variable.
         keys: the keys and their rows.
-        parameters: of the variable. Its ``"weight"`` has the values; it may be replaced by another Parameter.
-        computed: returns the values where that is missing, as in a module that is pruned. A method: its object is not
-            kept alive.
+        parameters: the parameters of the variable. Its ``"weight"`` has the values; it may be replaced by another
+            Parameter.
+        computed: a method that returns the values where ``"weight"`` is missing, as in a module that is pruned. Its
+            object is not kept alive.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class RowStore:
 
     @property
     def weight(self) -> Parameter:
-        """The rows' values as they are stored, perhaps stale, ``[capacity, D]``."""
+        """The rows' stored values, perhaps stale, ``[capacity, D]``."""
         weight = self._parameters.get("weight")
         if weight is None:
             computed = self._computed()
@@ -94,11 +95,11 @@ class RowStore:
         Args:
             keys: ``[N]`` int64.
             values: ``[N, D]``.
-            frequencies: ``[N]`` int64, or that of all rows.
-            versions: ``[N]`` int64, or that of all rows.
-            states: ``[N, ...]`` by name; those that are not given get their initial value.
-            steps: as of which step of the optimizer each row is up to date. Default: the last one.
-            make_room: as of :meth:`KeyRows.insert`.
+            frequencies: ``[N]`` int64, or one number for all rows.
+            versions: ``[N]`` int64, or one number for all rows.
+            states: ``[N, ...]`` by name; missing ones get their initial value.
+            steps: the step of the optimizer up to which each row is up to date. Default: the last one.
+            make_room: the argument of :meth:`KeyRows.insert`.
 
         Returns:
             ``[N]``: the row where a key was inserted, elsewhere -1.
@@ -162,7 +163,7 @@ class RowStore:
             weight.grad = grad
 
     def tend(self, growing: Growing) -> None:
-        """Let optimizers tell ``growing`` of their steps; the Parameter may be another object than before."""
+        """Register ``growing`` for optimizers' steps; the Parameter may be another object than before."""
         weight = self.weight
         table = table_of(weight)
         mark_growing(weight)

@@ -35,9 +35,9 @@ class DramTier(Tier):
 
     Args:
         record_bytes: bytes of a record, at least 1.
-        device: where the rows and their index lie. Default ``"cpu"``.
-        pin_memory: whether the records that :meth:`get` returns are in page-locked memory, from which a GPU copies
-            without the CPU. Default False.
+        device: the device of the rows and their index. Default ``"cpu"``.
+        pin_memory: whether the records that :meth:`get` returns are in page-locked memory: a GPU copies from it without
+            the CPU. Default False.
 
     Raises:
         ValueError: wrong arguments, here and in all methods.
@@ -124,8 +124,8 @@ class SsdTier(Tier):
     the disk is written in long runs, and holds at most about twice the live records, of ``record_bytes + 8`` bytes
     each. A :class:`DramTier` keeps where each key's record lies: 32 bytes of memory for each of its rows.
 
-    It is scratch space: nothing is synced to the disk, and the next tier in the folder clears what a process that died
-    has left.
+    It is scratch space: nothing is synced to the disk, and the next tier in the folder clears a dead process's
+    leftovers.
 
     Args:
         path: a folder that no other tier uses; created if it is missing.
@@ -148,8 +148,8 @@ class SsdTier(Tier):
         >>> tier.close()
     """
 
-    # The file is a matrix, of which a row is a record and its key, by which compaction knows whether the row is still
-    # the key's. A segment is some rows in succession. Of one segment, the open one, rows are left for the next records;
+    # The file is a matrix: a row is a record and its key. Compaction compares the key to see whether the row is still
+    # the key's. A segment is some rows in succession. One segment, the open one, has rows left for the next records;
     # the others are full or, without a live row, free. One is always free, so that compaction, which puts live rows
     # elsewhere before it frees theirs, never needs more of the disk.
 
@@ -257,7 +257,7 @@ class SsdTier(Tier):
                 self._append(keys[alive], records, spare=0)
 
     def _segments(self, which: np.ndarray) -> np.ndarray:
-        """Return the numbers of the segments, but for the open one, at which ``which`` is true."""
+        """Return the numbers of the segments, except the open one, at which ``which`` is true."""
         which[self._left[:1] // self._segment_rows] = False
         return np.flatnonzero(which)
 

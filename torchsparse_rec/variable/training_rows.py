@@ -26,7 +26,7 @@ class TrainingRows:
     the optimizer's step begins.
 
     Args:
-        rows: of the variable.
+        rows: the rows of the variable.
         initial: the initial values of new rows.
         default: the value of keys that are not admitted.
     """
@@ -34,7 +34,7 @@ class TrainingRows:
     def __init__(self, rows: TableRows, initial: InitialRows, default: float) -> None:
         self.rows, self._initial, self.default = rows, initial, default
         self.looked_up, self.found_cold = 0, 0
-        #: Of keys that a filter has just admitted: their rows, and the keys.
+        #: The rows and keys that a filter has just admitted.
         self.newcomers: list[tuple[Tensor, Tensor]] = []
         self._newcomers_step = 0
         # On the CPU, how many keys had been inserted by the last lookup.
@@ -121,7 +121,7 @@ class TrainingRows:
         default = weight.new_full((), self.default)
         for rows, keys in newcomers:
             rows, keys = rows.to(weight.device), keys.to(weight.device)
-            # Zero, unless an optimizer that does not tell the table of its steps has moved the row.
+            # Zero, unless an optimizer that does not announce its steps to the table has moved the row.
             moved = weight.index_select(0, rows.clamp_min(0)) - default
             ops.table_assign_(weight, rows, self._initial.rows_of(keys, weight, rows >= 0) + moved)
 
@@ -155,7 +155,7 @@ def rows_together(tables: Sequence[TrainingRows], ids: Tensor, parts: Sequence[t
     Args:
         tables: the tables, whose lookups have begun.
         ids: the keys of all tables.
-        parts: where each table's keys begin and end in ``ids``, in ascending order.
+        parts: the beginning and end of each table's keys in ``ids``, in ascending order.
 
     Returns:
         ``[N]``: rows; at positions in no part the ids themselves.

@@ -46,10 +46,12 @@ class ReferenceVariable:
 
     Args:
         keys: all keys that may be looked up.
-        initial: returns the initial row of a key, ``[D]``.
-        optimizer: makes the torch optimizer. None: nothing is trained, and every lookup in training is a step.
+        initial: a function that returns the initial row of a key, ``[D]``.
+        optimizer: a function that makes the torch optimizer. None: nothing is trained, and every lookup in training is
+            a step.
         sparse: whether the optimizer gets sparse gradients, of only the rows that were looked up.
-        filter_freq: how often a key occurs in training until it is admitted, that time included; 0: there is no filter.
+        filter_freq: the number of a key's occurrences in training until it is admitted, the last included; 0: there is
+            no filter.
         forgets: whether a key's count ends with its admission, erasure and expiry: not so with a Bloom filter.
         no_permission: the value of every element of the row of a key that is not admitted.
         steps_to_live: keys whose last lookup is more than so many steps ago are evicted. None: they are not.

@@ -1,4 +1,4 @@
-"""The numbers by which operators know reductions, and the wide floats that references compute in."""
+"""The operators' numbers of reductions, and the wide floats that references compute in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _is_wide(x: Any) -> bool:
 
 def on_tensors(function: Callable) -> Callable:
     """
-    Let a function of arrays take tensors too: floats are widened, and floats of the results rounded once.
+    Make a function of arrays take tensors too: floats are widened, and floats of the results rounded once.
 
     Results are rounded to the dtype of the first floats among the arguments.
     """

@@ -2,8 +2,7 @@
 Numbers in high precision, with bounds on how far the same calculation in a float dtype may be off.
 
 Every operation may round once (roots and powers a few times: TensorFlow approximates them) and passes on the errors of
-its operands, to first order. If an error is no longer small beside its number, the bound is infinite: nothing can be
-said.
+its operands, to first order. If an error is no longer small beside its number, the bound is infinite.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def _homes(blocks: int, ranks: int) -> list[tuple[int, int, int]]:
 def _dealt(
     ids: Tensor, starts: Sequence[int], ranks: int, distinct: bool, home: Callable[[int, int], tuple[int, int]]
 ) -> tuple[list[int], list[int], Tensor, Tensor]:
-    """Return what ``home(table, id) -> (rank, what is sent)`` says of ids, how often each is meant, counts, places."""
+    """Return the results of ``home(table, id) -> (rank, what is sent)`` for ids, their occurrences, counts, places."""
     asked: list[list[list]] = [[[] for _ in starts[1:]] for _ in range(ranks)]
     given = ids.tolist()
     for table, (begin, end) in enumerate(pairwise(starts)):

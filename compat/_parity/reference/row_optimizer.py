@@ -178,7 +178,7 @@ def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
         return [1.0, 0.0, 0.0, 1.0, h[1], 0.0, 0.0, 0.0]
     if RULES[rule] is rmsprop:
         return [1.0, -h[0] * h[4], 0.0, h[4], h[1], 0.0, 0.0, 0.0]
-    # The step is linear: it is known from its effect on a weight of 1 alone and on a buffer of 1 alone.
+    # The step is linear: its effects on only a weight of 1 and on only a buffer of 1 determine it.
     one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if h[1] == 0:
         return [float(sgd([one], zero, step, *h)[0]), 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]

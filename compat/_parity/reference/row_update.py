@@ -160,7 +160,7 @@ def step_items(
     indices: np.ndarray,
     stored: Callable[[Rounded], Rounded] = lambda x: x,
 ) -> None:
-    """Change the tables by each item, in order for items of one row; ``stored`` rounds a row as it is written."""
+    """Change the tables by each item, in order for items of one row; ``stored`` rounds a row in writing."""
     turns = occurrences(indices)
     with np.errstate(all="ignore"):
         for turn in range(turns.max(initial=-1) + 1):

@@ -1,7 +1,7 @@
 """
 Slow, obvious references of the family ``table``: dictionaries of keys, lists of buckets, one key after another.
 
-The layout of an index is exact, to the byte: keys go to the first bucket on their way that has a free slot, and every
+The layout of an index is exact, to the byte. Keys go to the first bucket on their way that has a free slot, and every
 full bucket they pass counts one more. An erased key's slot has row 0, its entry key 0. With a seed, which chooses the
 hash's factors, an index has one line more.
 """

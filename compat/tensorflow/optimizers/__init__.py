@@ -1,8 +1,8 @@
 """
-TensorFlow's optimizers as torch optimizers, for models whose training goes on as it was in TensorFlow.
+TensorFlow's optimizers as torch optimizers, for models whose training goes on as in TensorFlow.
 
-:mod:`.v1` has those of ``tf.compat.v1.train``, :mod:`.keras` Keras 3's. Their rules differ from torch's, and from each
-other, in what they do with rows that are not in a sparse gradient and with rows that occur twice.
+:mod:`.v1` has the optimizers of ``tf.compat.v1.train``, :mod:`.keras` Keras 3's. Their rules differ from torch's, and
+from each other, for rows that are not in a sparse gradient and for rows that occur twice.
 """
 
 from . import keras as keras

@@ -53,7 +53,7 @@ def dense(gradient: Gradient) -> Tensor:
 
 def as_gradient(gradient: Any, parameter: Tensor, position: int, any_float: bool = False) -> Gradient:
     """
-    Return what a caller gave as the gradient of a parameter, checked: a tensor or slices.
+    Return the caller's gradient of a parameter, checked: a tensor or slices.
 
     Args:
         gradient: strided; sparse COO, whose indices may repeat unless it is coalesced; or :class:`.IndexedSlices`.

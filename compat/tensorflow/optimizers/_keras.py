@@ -24,16 +24,17 @@ class KerasOptimizer(Optimizer):
     Args:
         params: parameters or groups. A group with ``weight_decay`` None has no weight decay.
         learning_rate: a number, or a function of the number of steps done or of nothing.
-        weight_decay: before each step ``w -= w * weight_decay * lr`` for every parameter with a gradient; None: none.
-        clipnorm: the largest norm of a gradient. Slices count as they come, those of one row apart.
+        weight_decay: the decay before each step: ``w -= w * weight_decay * lr`` for every parameter with a gradient;
+            None: none.
+        clipnorm: the largest norm of a gradient. Slices count one by one, also slices of one row.
         clipvalue: the largest element of a gradient, or of each slice by itself.
         global_clipnorm: the largest norm of all gradients, slices apart; they are added up after that.
-        use_ema: keep a moving average of every parameter.
+        use_ema: whether to keep a moving average of every parameter.
         ema_momentum: the share of that average that stays in a step.
         ema_overwrite_frequency: the number of steps after which parameters become their averages; None: never.
         loss_scale_factor: the number by which gradients are divided; see :meth:`scale_loss`.
         gradient_accumulation_steps: the number of calls whose mean gradient makes a step, >= 2; None: one.
-        name: part of the names of slots (:func:`.export_slots`).
+        name: a part of the names of slots (:func:`.export_slots`).
     """
 
     #: The slots in the order in which Keras makes them: a group for all parameters, then the next; default: one group.
@@ -97,8 +98,8 @@ class KerasOptimizer(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO
-                (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter stays as it is. It may
-                have another floating dtype than the parameter, to which it is cast after it has been clipped.
+                (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter does not change. It may
+                have another floating dtype than the parameter: after clipping it is cast to the parameter's.
 
         Returns:
             The number of steps done.
@@ -111,7 +112,7 @@ class KerasOptimizer(Optimizer):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first group; setting it sets that of all groups."""
+        """The learning rate of the first group; setting it sets all groups'."""
         return self.param_groups[0]["lr"]
 
     @learning_rate.setter
@@ -140,7 +141,7 @@ class KerasOptimizer(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _steps_done(self) -> int:
-        """Return the number of steps, by which rules and averages count: with accumulation, steps and not calls."""
+        """Return the number of steps that rules and averages use: with accumulation, steps and not calls."""
         return self.iterations // (self.gradient_accumulation_steps or 1)
 
     def _update_all(self, updates: list[Update]) -> None:
@@ -218,7 +219,7 @@ def rows_of(table: Tensor, gradient: Gradient) -> Tensor:
 
 
 def subtract(table: Tensor, change: Gradient, factor: float = 1.0) -> None:
-    """Subtract a change from a table in place; slices are subtracted one after another, and only from their rows."""
+    """Subtract a change from a table in place; slices are subtracted one by one, and only from their rows."""
     if isinstance(change, Slices):
         row_update_(RowRule.GRADIENT_DESCENT, [table], change.values.contiguous(), change.indices, [factor])
     else:

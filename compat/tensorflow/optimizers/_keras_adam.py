@@ -16,9 +16,9 @@ class Adam(KerasOptimizer):
     """
     Adam, for every row; squares are taken of each slice by itself.
 
-    ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``,
-    ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``; with ``amsgrad`` by the largest ``v``
-    so far. :class:`.LazyAdam` takes a step only of the rows in a gradient.
+    ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``. Then ``w -= lr * sqrt(1 - beta_2**t) / (1 -
+    beta_1**t) * m / (sqrt(v) + epsilon)``; with ``amsgrad`` by the largest ``v`` so far. :class:`.LazyAdam` takes a
+    step only of the rows in a gradient.
 
     Source: ``keras.optimizers.Adam``.
 
@@ -137,9 +137,9 @@ class Nadam(KerasOptimizer):
     """
     Adam with Nesterov's momentum, for every row.
 
-    With ``c(t) = beta_1 * (1 - 0.5 * 0.96**t)`` and ``p(t)`` the product of ``c(1)`` to ``c(t)``:
-    ``w -= lr * (c(t + 1) * m / (1 - p(t + 1)) + (1 - c(t)) * g / (1 - p(t))) / (sqrt(v / (1 - beta_2**t)) + epsilon)``,
-    ``m`` and ``v`` as of :class:`Adam`. The product is kept in the groups as ``u_product``.
+    Let ``c(t) = beta_1 * (1 - 0.5 * 0.96**t)`` and ``p(t)`` be the product of ``c(1)`` to ``c(t)``. Then ``w -= lr *
+    (c(t + 1) * m / (1 - p(t + 1)) + (1 - c(t)) * g / (1 - p(t))) / (sqrt(v / (1 - beta_2**t)) + epsilon)``, ``m`` and
+    ``v`` as in :class:`Adam`. The product is kept in the groups as ``u_product``.
 
     Source: ``keras.optimizers.Nadam``.
 

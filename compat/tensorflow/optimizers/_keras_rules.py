@@ -20,7 +20,8 @@ class SGD(KerasOptimizer):
     With ``nesterov``: ``w += momentum * m - lr * g``. With momentum every row moves, also rows without a gradient.
 
     Args:
-        params, learning_rate, weight_decay, options: as of :class:`.KerasOptimizer`; so for all of Keras's rules.
+        params, learning_rate, weight_decay, options: the arguments of :class:`.KerasOptimizer`; so for all of Keras's
+            rules.
         momentum: the share of ``m`` that stays, in [0, 1].
         nesterov: whether to look ahead.
 
@@ -67,13 +68,13 @@ class SGD(KerasOptimizer):
 
 class Adagrad(KerasOptimizer):
     """
-    Adagrad: ``a += g * g``, ``w -= lr * g / sqrt(a + epsilon)``. Rows without a gradient stay as they are.
+    Adagrad: ``a += g * g``, ``w -= lr * g / sqrt(a + epsilon)``. Rows without a gradient do not change.
 
     The squares of all slices of a row are added to its ``a``; then the row moves by all of the slices.
 
     Args:
         initial_accumulator_value: the value with which ``a`` begins.
-        epsilon: added to ``a``, under the root.
+        epsilon: the number added to ``a``, under the root.
 
     Source: ``keras.optimizers.Adagrad``.
 
@@ -173,7 +174,7 @@ class Adadelta(KerasOptimizer):
     """
     Adadelta. The averages of all rows decay; rows without a gradient do not move.
 
-    ``a = rho * a + (1 - rho) * g * g``, ``d = sqrt(u + epsilon) / sqrt(a + epsilon) * g``, ``w -= lr * d``,
+    ``a = rho * a + (1 - rho) * g * g`` and ``d = sqrt(u + epsilon) / sqrt(a + epsilon) * g``. Then ``w -= lr * d`` and
     ``u = rho * u + (1 - rho) * d * d``.
 
     Source: ``keras.optimizers.Adadelta``.
@@ -217,9 +218,8 @@ class Ftrl(KerasOptimizer):
     """
     Follow the regularized leader, proximal. Every row is written: rows that never had a gradient become 0 at once.
 
-    With ``p = -learning_rate_power``: ``b = a + g * g``,
-    ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``,
-    ``w = (clamp(z, -l1, l1) - z) / (b**p / lr + 2 * l2 + beta / lr)``, ``a = b``.
+    With ``p = -learning_rate_power``: ``b = a + g * g``, ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``.
+    Then ``w = (clamp(z, -l1, l1) - z) / (b**p / lr + 2 * l2 + beta / lr)`` and ``a = b``.
 
     Source: ``keras.optimizers.Ftrl``.
 

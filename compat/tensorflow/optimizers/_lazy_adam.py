@@ -17,18 +17,18 @@ class LazyAdam(Optimizer):
     """
     Adam that changes only the rows in a sparse gradient and their averages; slices of one row are added up first.
 
-    ``m = beta_1 * m + (1 - beta_1) * g``, ``v = beta_2 * v + (1 - beta_2) * g * g``,
-    ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``, where ``t`` counts all
-    steps. A strided gradient moves every row.
+    ``m = beta_1 * m + (1 - beta_1) * g``, ``v = beta_2 * v + (1 - beta_2) * g * g``. Then ``w -= lr * sqrt(1 -
+    beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``, where ``t`` counts all steps. A strided gradient moves
+    every row.
 
     Args:
         params: parameters or groups.
         learning_rate: a number, or a function of the number of steps done or of nothing.
         beta_1: the share of ``m`` that stays.
         beta_2: the share of ``v`` that stays.
-        epsilon: added to the root.
-        amsgrad: must be False: there is no such rule for sparse gradients.
-        name: part of the names of slots (:func:`.export_slots`).
+        epsilon: the number added to the root.
+        amsgrad: False, which it must be: there is no such rule for sparse gradients.
+        name: a part of the names of slots (:func:`.export_slots`).
 
     Source: ``tfa.optimizers.LazyAdam``.
 
@@ -64,8 +64,8 @@ class LazyAdam(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
-                :class:`.IndexedSlices`, or None: then its parameter stays as it is.
-            name: ignored.
+                :class:`.IndexedSlices`, or None: then its parameter does not change.
+            name: the name, ignored.
 
         Raises:
             ValueError, IndexError: for a gradient that does not fit its parameter; then nothing has been written.

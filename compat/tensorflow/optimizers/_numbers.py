@@ -2,7 +2,7 @@
 Hyperparameters in the dtype of a parameter, with TensorFlow's roundings.
 
 TensorFlow turns a Python number into a float32 tensor and casts that, also where the parameter is float64: 0.9 becomes
-0.8999999761581421. A training that continues as it was must have the same numbers.
+0.8999999761581421. A training that continues unchanged must have the same numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def cast(value: Any, dtype: torch.dtype) -> float:
 
 
 def power(base: float, exponent: int, dtype: torch.dtype) -> float:
-    """Compute ``tf.pow`` of two scalars of ``dtype``, to which ``base`` is rounded already."""
+    """Compute ``tf.pow`` of two scalars of ``dtype``; ``base`` is rounded to it already."""
     return rounded(base ** rounded(exponent, dtype), dtype)
 
 

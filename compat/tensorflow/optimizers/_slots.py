@@ -21,7 +21,7 @@ from ._optimizer import Optimizer
 #: A source's values, in its order: the name of each, and a function that reads it when it is needed.
 _Entries = list[tuple[str, Callable[[], Any]]]
 _CHECKPOINTED = "/.ATTRIBUTES/VARIABLE_VALUE"
-#: The Keras variables that a checkpoint knows by attribute, not by number, and their places among the variables.
+#: The Keras variables that a checkpoint names by attribute, not by number, and their places among the variables.
 _ATTRIBUTES = {"_iterations": 0, "_learning_rate": 1, "_u_product": 10**9}
 
 
@@ -32,18 +32,18 @@ def import_slots(
     Take over the slots and the count of steps of a TensorFlow optimizer, so that training goes on where it was.
 
     The hyperparameters must be the same on both sides. From Keras the learning rate is taken over too, if both sides
-    have a number. The parameters themselves are not taken over: copy them as those of any model.
+    have a number. The parameters themselves are not taken over: copy them as for any model.
 
     Args:
         optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
-        source: one of
+        source: the origin of the slots, one of
 
             - for an optimizer of Keras: the optimizer, a list of its ``variables``, or a mapping of names to arrays in
               that order: their paths, the numbers of ``optimizer/vars`` in a ``.keras`` file, or a checkpoint;
             - for one of ``tf.compat.v1.train``: the optimizer, or a mapping of names to arrays, as
               :func:`export_slots` makes it: the names in a checkpoint. A ``global_step`` in it sets ``iterations``;
             - a reader of checkpoints, ``tf.train.load_checkpoint(...)``, or the path of a checkpoint, for all of them;
-              of an optimizer of Keras also that of a ``.keras`` or ``.weights.h5`` file, which needs h5py.
+              for an optimizer of Keras also the path of a ``.keras`` or ``.weights.h5`` file, which needs h5py.
 
         variables: TensorFlow's names of the parameters, in the order in which ``optimizer`` has them: names, paths or
             the variables themselves. For a Keras optimizer they may be left out if the parameters have the order in
@@ -106,7 +106,7 @@ def export_slots(
         optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
         variables: the names of the parameters, in their order: names, paths or TensorFlow's variables; by default
             ``variable_0``, ``variable_1``, ...
-        transposed: as of :func:`import_slots`.
+        transposed: the argument of :func:`import_slots`.
 
     Example:
         >>> from torchsparse_rec.compat.tensorflow.optimizers import v1

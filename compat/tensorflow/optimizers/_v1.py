@@ -31,9 +31,9 @@ class RowOptimizer(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
-                :class:`.IndexedSlices`, or None: then its parameter stays as it is.
+                :class:`.IndexedSlices`, or None: then its parameter does not change.
             global_step: a tensor that grows by one.
-            name: ignored.
+            name: the name, ignored.
 
         Raises:
             ValueError, IndexError: for a gradient that does not fit its parameter; then nothing has been written.
@@ -160,10 +160,9 @@ class AdamOptimizer(RowOptimizer):
     """
     Adam, dense for sparse gradients too: every row's averages decay, and every row moves.
 
-    ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * g * g``,
-    ``w -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``. The powers of the betas are those that
-    TensorFlow has: products in float32, kept in the groups as ``beta1_power`` and ``beta2_power``.
-    :class:`.LazyAdam` takes a step only of the rows in a gradient.
+    ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * g * g``. Then ``w -= lr * sqrt(1 - beta2**t) /
+    (1 - beta1**t) * m / (sqrt(v) + epsilon)``. The powers of the betas are TensorFlow's: products in float32, kept in
+    the groups as ``beta1_power`` and ``beta2_power``. :class:`.LazyAdam` takes a step only of the rows in a gradient.
 
     Source: ``tf.compat.v1.train.AdamOptimizer``.
 
@@ -225,7 +224,7 @@ class RMSPropOptimizer(RowOptimizer):
     """
     RMSProp, whose average of squares begins with 1 and has ``epsilon`` under the root.
 
-    ``v = decay * v + (1 - decay) * g * g``, ``m = momentum * m + lr * g / sqrt(v + epsilon)``, ``w -= m``; with
+    ``v = decay * v + (1 - decay) * g * g``, ``m = momentum * m + lr * g / sqrt(v + epsilon)``, ``w -= m``. With
     ``centered`` the square of the average gradient is subtracted from ``v`` under the root.
 
     Source: ``tf.compat.v1.train.RMSPropOptimizer``.
@@ -270,7 +269,7 @@ class AdadeltaOptimizer(RowOptimizer):
     """
     Adadelta, which scales each step by the average size of the steps before.
 
-    ``a = rho * a + (1 - rho) * g * g``, ``d = sqrt(u + epsilon) / sqrt(a + epsilon) * g``, ``w -= lr * d``,
+    ``a = rho * a + (1 - rho) * g * g`` and ``d = sqrt(u + epsilon) / sqrt(a + epsilon) * g``. Then ``w -= lr * d`` and
     ``u = rho * u + (1 - rho) * d * d``.
 
     Source: ``tf.compat.v1.train.AdadeltaOptimizer``.

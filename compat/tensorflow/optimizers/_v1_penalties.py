@@ -18,7 +18,7 @@ class AdagradDAOptimizer(RowOptimizer):
     Adagrad with dual averaging: the weight follows only from the sums of gradients and of their squares.
 
     Args:
-        params, learning_rate, use_locking, name: as of all optimizers of :mod:`.v1`.
+        params, learning_rate, use_locking, name: the arguments of all optimizers of :mod:`.v1`.
         global_step: the number of steps done: a number or scalar tensor, which is read here and then counted on.
         initial_gradient_squared_accumulator_value: the value with which the sum of squares begins.
         l1_regularization_strength: the factor of the l1 penalty.
@@ -68,15 +68,16 @@ class FtrlOptimizer(RowOptimizer):
     Follow the regularized leader, proximal.
 
     Args:
-        params, learning_rate, use_locking, name: as of all in :mod:`.v1`. The learning rate must be positive.
-        learning_rate_power: how the learning rate falls as the accumulator grows, <= 0.
+        params, learning_rate, use_locking, name: the arguments of all optimizers of :mod:`.v1`. The learning rate must
+            be positive.
+        learning_rate_power: the power of the accumulator by which the learning rate falls, <= 0.
         initial_accumulator_value: the value with which the sum of squares begins, >= 0.
         l1_regularization_strength: the factor of the l1 penalty, >= 0.
         l2_regularization_strength: the factor of the l2 penalty, >= 0.
-        accum_name: part of the names of the accumulators, in place of ``name``.
-        linear_name: part of the names of the linear slots, in place of ``name``.
+        accum_name: a part of the names of the accumulators, instead of ``name``.
+        linear_name: a part of the names of the linear slots, instead of ``name``.
         l2_shrinkage_regularization_strength: the factor of an l2 penalty that goes only into the gradient, >= 0.
-        beta: adds ``beta / (2 * learning_rate)`` to the l2 penalty; None is 0.
+        beta: a number that adds ``beta / (2 * learning_rate)`` to the l2 penalty; None is 0.
 
     Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_v2`.
 
@@ -130,7 +131,7 @@ class ProximalAdagradOptimizer(RowOptimizer):
     """
     Proximal Adagrad.
 
-    ``a += g * g``, ``r = lr / sqrt(a)``, ``w = shrunk(w - r * g, r * l1) / (1 + r * l2)``, where ``shrunk(x, y)`` is
+    ``a += g * g``, ``r = lr / sqrt(a)``, ``w = shrunk(w - r * g, r * l1) / (1 + r * l2)``. Here ``shrunk(x, y)`` is
     ``x`` moved towards zero by ``y``, and zero where it is not further away.
 
     Source: ``tf.compat.v1.train.ProximalAdagradOptimizer``.

@@ -1,8 +1,8 @@
 """
 The optimizers of Keras 3 as they run on TensorFlow, as torch optimizers.
 
-The parameters come first, then Keras's arguments in Keras's order; those after ``weight_decay`` by name only.
-:class:`KerasOptimizer` says what they have in common.
+The parameters come first, then Keras's arguments in Keras's order; arguments after ``weight_decay`` by name only.
+:class:`KerasOptimizer` has the common ones.
 """
 
 from ._keras import KerasOptimizer as KerasOptimizer

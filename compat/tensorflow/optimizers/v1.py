@@ -2,7 +2,7 @@
 The optimizers of ``tf.compat.v1.train``, as torch optimizers.
 
 The parameters come first, then TensorFlow's arguments in TensorFlow's order. Slices of one row are added up before the
-rule sees them, and a sparse gradient moves only its rows, slots included; except Adam's, which moves every row.
+rule gets them, and a sparse gradient moves only its rows, slots included. Only Adam's moves every row.
 ``learning_rate`` may be a function, of the number of steps done or of nothing; torch's schedulers serve too.
 ``use_locking`` is ignored; ``name`` is part of the names of slots (:func:`.export_slots`).
 """

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from variable.checkpoint_cases import rewrite
+from checkpoint.cases import rewrite
 
 from torchsparse_rec.checkpoint import CheckpointError, CheckpointStore
 from torchsparse_rec.checkpoint.manifest import checksum

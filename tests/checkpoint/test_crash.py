@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from variable.checkpoint_cases import CHANGING, Savers, check_whole, save, watched
+from checkpoint.cases import CHANGING, Savers, check_whole, save, watched
 
 from torchsparse_rec import files
 from torchsparse_rec.checkpoint import CheckpointStore

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.cases import rewrite
 from torch import Tensor
 from variable.cases import on_disk, rows_of, step
-from variable.checkpoint_cases import rewrite
 
 from torchsparse_rec import optim
 from torchsparse_rec.checkpoint import CheckpointError, CheckpointStore
