@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch import Tensor
 
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
