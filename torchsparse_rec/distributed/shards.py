@@ -18,7 +18,7 @@ from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys
 from ._keys import Keys
-from ._rows import Rows
+from ._rows import RowShards
 from .ddp import check_not_in_ddp
 from .exchange import Asked, LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
@@ -97,8 +97,8 @@ class Shards:
                     Unit(owner, lookup, k, whole.keys[lookup], begin, end) for owner, (begin, end) in its
                 )
         where = ranks.rank, ranks.count, pooled
-        self._ways: list[Rows | Bags] = [
-            (Keys if grows else Rows)(whole, chosen, features, dtype, *where, merge, copied)
+        self._ways: list[RowShards | Bags] = [
+            (Keys if grows else RowShards)(whole, chosen, features, dtype, *where, merge, copied)
             for (grows, copied, _, dtype), chosen in groups.items()
         ]
         for grows, of_way in units.items():

@@ -23,7 +23,7 @@ from .._torch_modules import version_of
 from ..ops.autograd import final
 from ..ops.embedding import coo_tensor
 from ..ops.embedding_collection import tell
-from ..tables.table import Rows, Table, table_of
+from ..tables.table import RowStates, Table, table_of
 from .gradients import CoalescedMark, coalesced_mark
 from .plan import NOTHING_MISSED, Held, Ids, Missed, Plan, joined, part_of
 
@@ -46,7 +46,7 @@ class ReadGroup:
 
     def __init__(self, clock: Steps[Table] | None, places: Sequence[int] = ()) -> None:
         self.clock, self.places = clock, list(places)
-        self.all_rows: list[Rows] = []
+        self.all_rows: list[RowStates] = []
         self.states: list[Tensor] = []
         self.last_steps: list[Tensor] = []
         # The plan of the last call and, from its second call on, the kernels' copy of it.

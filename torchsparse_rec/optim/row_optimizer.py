@@ -19,7 +19,7 @@ from ..tables.stale import can_be_stale, mark_stale, mark_stepped
 from ..tables.steps import ALL_ROWS, ITS_ROWS, LATER, ClockKind
 from ..tables.table import (
     Gradient,
-    Rows,
+    RowStates,
     Table,
     accumulator_dtype,
     flat,
@@ -263,7 +263,7 @@ class RowOptimizer(Groups):
             by_clock.setdefault(rows.clock, []).append(table)
         return Together(given, self, list(by_clock.items()))
 
-    def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
+    def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> RowStates:
         """Take over a table with its state, and put it on a clock together with other new tables like it."""
         table.release()
         table.optimizer = self
@@ -283,7 +283,7 @@ class RowOptimizer(Groups):
             )
         key = (id(group), owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
-        rows = table.rows = Rows(self, state, clock, place, seed)
+        rows = table.rows = RowStates(self, state, clock, place, seed)
         clock.add(table)
         return rows
 

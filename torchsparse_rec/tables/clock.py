@@ -9,7 +9,7 @@ import torch
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
 from .steps import LATER, ClockKind, Steps
-from .table import Rows, Table, accumulator_dtype, growing_among, note_change, writable, writing
+from .table import RowStates, Table, accumulator_dtype, growing_among, note_change, writable, writing
 
 __all__ = ["HISTORY_STEPS", "Clock"]
 
@@ -150,8 +150,8 @@ class Clock(Steps[Table]):
                     table.weight().copy_(weight)
                 rows.current = self.step
 
-    def _stale(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
-        """Return the tables that may have stale rows, each with its ``Rows``."""
+    def _stale(self, tables: list[Table]) -> list[tuple[Table, RowStates]]:
+        """Return the tables that may have stale rows, each with its ``RowStates``."""
         if self.history is None:
             return []
         return [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]

@@ -45,8 +45,8 @@ class Steps(ABC, Generic[T]):
     """
     The count and the history of the steps of tables in one parameter group that have always stepped together.
 
-    ``history`` has the effect of every step since ``base`` on rows without gradient. ``Rows.last_step`` has, for every
-    row, the step up to which these effects have been applied.
+    ``history`` has the effect of every step since ``base`` on rows without gradient. ``RowStates.last_step`` has, for
+    every row, the step up to which these effects have been applied.
     """
 
     def __init__(self, group: int, owned: bool, step: int) -> None:

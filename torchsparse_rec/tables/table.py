@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Collected",
     "Gradient",
-    "Rows",
+    "RowStates",
     "SECOND_BACKWARD",
     "Table",
     "announce",
@@ -131,7 +131,7 @@ class Growing(Protocol):
         """Bring rows kept elsewhere up to date: the history of the steps so far is about to be dropped."""
 
 
-class Rows:
+class RowStates:
     """
     The states that an optimizer keeps for a table, and the last step of each row.
 
@@ -180,7 +180,7 @@ class Table:
         self.awaited: dict[int, Callable[[], Any]] = {}
         self._growing: weakref.ref[Growing] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
-        self._rows: Rows | None = None
+        self._rows: RowStates | None = None
         self._optimizer: weakref.ref[TableOptimizer] | None = None
         for optimizer in list(_optimizers):
             if optimizer.holds(parameter):
@@ -225,12 +225,12 @@ class Table:
         note_change()
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> RowStates | None:
         """The optimizer's record of the table after its first step; None before."""
         return self._rows
 
     @rows.setter
-    def rows(self, rows: Rows | None) -> None:
+    def rows(self, rows: RowStates | None) -> None:
         self._rows = rows
         note_change()
 
