@@ -23,7 +23,7 @@ from .ddp import check_not_in_ddp
 from .exchange import Asked, LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks, known_call
-from .tables import Table, check_columns, digest, lookups_of
+from .tables import ModuleTable, check_columns, digest, lookups_of
 
 __all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
 
@@ -64,7 +64,7 @@ class Shards:
     def __init__(
         self,
         name: str,
-        tables: Sequence[Table],
+        tables: Sequence[ModuleTable],
         plans: Sequence[TablePlan],
         merge: bool,
         wire_dtype: torch.dtype | None,
@@ -381,7 +381,7 @@ class _Failed(Exception):
         self.error = error
 
 
-def _form(table: Table) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
+def _form(table: ModuleTable) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
     """Return the fixed facts of a part: whether it grows, its shape without rows that come and go, dtype and device."""
     weight = table.weight
     return table.grows, weight.shape[table.grows :], weight.dtype, weight.device
