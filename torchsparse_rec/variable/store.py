@@ -16,7 +16,7 @@ from ..tables.stale import mark_growing
 from ..tables.table import Growing, table_of
 from .keys import KeyRows, packed, unpacked
 from .optimizer_rows import OptimizerRows, new_zeros
-from .records import Part
+from .records import RowPart
 
 __all__ = ["RowStore"]
 
@@ -72,11 +72,11 @@ class RowStore:
         """The optimizer's states of the rows."""
         return OptimizerRows(self.weight)
 
-    def read(self, rows: Tensor) -> Part:
+    def read(self, rows: Tensor) -> RowPart:
         """Return some rows, up to date."""
         values, states = self.states.current(rows)
         entries = self.keys.entries.index_select(0, rows)
-        return Part(entries[:, 0].contiguous(), values, *unpacked(entries[:, 1]), states)
+        return RowPart(entries[:, 0].contiguous(), values, *unpacked(entries[:, 1]), states)
 
     def write(
         self,
