@@ -13,7 +13,7 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.hash import column_ids
 from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
 from ._evaluate import Evaluation, prunes, with_default
-from ._ids import Assembler, ColumnIds, Layout, is_cheap_to_ask
+from ._ids import Assembler, ColumnIds, RowLayout, is_cheap_to_ask
 from ._tables import Feature
 from .raw import Raw
 
@@ -23,7 +23,7 @@ class _Schema:
     """The properties of a group's columns, and their consequences."""
 
     batch: int
-    layouts: list[Layout]
+    layouts: list[RowLayout]
     #: The missing values of each column, by the numbers of ``column_ids``.
     missing: list[int]
     #: All that this depends on, if the columns are tensors that need no conversion.

@@ -12,7 +12,7 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.jagged import lengths_to_offsets
 
 #: The layout of one column's rows: a number of ids per example, or the offsets at which rows begin.
-Layout = tuple[int | None, Tensor | None]
+RowLayout = tuple[int | None, Tensor | None]
 
 
 @dataclass
@@ -21,7 +21,7 @@ class ColumnIds:
 
     values: Tensor
     batch: int
-    layouts: list[Layout]
+    layouts: list[RowLayout]
     #: False where an id is missing. None: no id is missing.
     keep: Tensor | None = None
     weights: Tensor | None = None

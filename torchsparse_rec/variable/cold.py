@@ -24,7 +24,7 @@ from .coldness import coldest
 from .keys import unpacked
 from .optimizer_rows import BEFORE_HISTORY, flush_rows
 from .options import CacheStrategy, StorageOption
-from .records import Field, Layout, Records, RowPart
+from .records import Field, RecordLayout, Records, RowPart
 from .store import RowStore
 from .tiers import DramTier, SsdTier, Tier
 
@@ -52,7 +52,7 @@ class ColdRows:
     def __init__(self, store: RowStore, option: StorageOption) -> None:
         self._store, self._option = store, option
         self._names = names = option.storage_type.tiers()[1:]
-        self._layout = Layout(store.weight.dtype, store.weight.shape[1], ())
+        self._layout = RecordLayout(store.weight.dtype, store.weight.shape[1], ())
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
@@ -88,7 +88,7 @@ class ColdRows:
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
-    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> Layout:
+    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> RecordLayout:
         """Return the layout with the optimizer's states; if it has none, with those given or of the records."""
         columns = self._store.states.columns()
         fields = {name: Field(name, x.dtype, tuple(x.shape[1:]), initial) for name, x, initial in columns}

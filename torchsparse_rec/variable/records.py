@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .keys import packed, unpacked
 
-__all__ = ["Export", "Field", "Layout", "RowPart", "Records"]
+__all__ = ["Export", "Field", "RecordLayout", "RowPart", "Records"]
 
 
 class Export(NamedTuple):
@@ -80,7 +80,7 @@ class Records(NamedTuple):
     """As of which optimizer step each row is up to date, int64; BEFORE_HISTORY: at the beginning of the history."""
 
 
-class Layout(NamedTuple):
+class RecordLayout(NamedTuple):
     """The layout of a record: the values, the states, frequency and version, and the step."""
 
     dtype: torch.dtype
