@@ -363,7 +363,7 @@ class ColdRows:
         return self.tensors()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all rows as tensors on the host, by the names of :meth:`Part.tensors`."""
+        """Return all rows as tensors on the host, by the names of :meth:`RowPart.tensors`."""
         parts = [part.tensors() for part in self.parts()]
         if not parts:
             return {}

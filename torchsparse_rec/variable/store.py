@@ -13,7 +13,7 @@ from torch.utils.hooks import unserializable_hook
 
 from .. import ops
 from ..tables.stale import mark_growing
-from ..tables.table import Growing, table_of
+from ..tables.table import StepListener, table_of
 from .keys import KeyRows, packed, unpacked
 from .optimizer_rows import OptimizerRows, new_zeros
 from .records import RowPart
@@ -162,7 +162,7 @@ class RowStore:
             _fit(grad, weight)
             weight.grad = grad
 
-    def tend(self, growing: Growing) -> None:
+    def tend(self, growing: StepListener) -> None:
         """Register ``growing`` for optimizers' steps; the Parameter may be another object than before."""
         weight = self.weight
         table = table_of(weight)
