@@ -21,7 +21,7 @@ from ._composed import CrossedColumn, IndicatorColumn, SequenceCategoricalColumn
 from ._functions import is_own
 from ._ids import ColumnIds, has_negative, in_places
 from ._numeric import BucketizedColumn, NumericColumn, SequenceNumericColumn
-from .inputs import Batch
+from .inputs import RawBatch
 from .raw import Raw, Strings
 from .vocabulary import Vocabulary, hashed, oov_ids
 
@@ -29,7 +29,7 @@ from .vocabulary import Vocabulary, hashed, oov_ids
 class Evaluation:
     """One batch while columns transform it; results that several columns need are computed once."""
 
-    def __init__(self, batch: Batch, lookups: dict[Any, torch.nn.Module], drop_missing: bool) -> None:
+    def __init__(self, batch: RawBatch, lookups: dict[Any, torch.nn.Module], drop_missing: bool) -> None:
         self.batch, self._lookups, self.drops_missing = batch, lookups, drop_missing
         self._ids: dict[CategoricalColumn, ColumnIds] = {}
 
