@@ -32,7 +32,7 @@ from ..tables.table import (
 from ._checkpoints import check_options as check_options
 from ._groups import Groups
 from ._rule import Rule
-from ._together import Together
+from ._together import SteppedTogether
 
 __all__ = ["Rule", "RowOptimizer"]
 
@@ -51,7 +51,7 @@ class RowOptimizer(Groups):
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
     # Parameters that were stepped together, by the id of the first of them.
-    _together: dict[int, Together] = {}
+    _together: dict[int, SteppedTogether] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class RowOptimizer(Groups):
         self._stepped = [*self._stepped, group]
         return True
 
-    def _gather(self, given: list[Tensor], listed: list[Tensor]) -> Together:
+    def _gather(self, given: list[Tensor], listed: list[Tensor]) -> SteppedTogether:
         by_clock: dict[Clock, list[Table]] = {}
         new: dict[tuple, Clock] = {}
         for parameter in listed:
@@ -261,7 +261,7 @@ class RowOptimizer(Groups):
                 rows = self._adopt(table, parameter, new)
             assert isinstance(rows.clock, Clock)
             by_clock.setdefault(rows.clock, []).append(table)
-        return Together(given, self, list(by_clock.items()))
+        return SteppedTogether(given, self, list(by_clock.items()))
 
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> RowStates:
         """Take over a table with its state, and put it on a clock together with other new tables like it."""
@@ -287,7 +287,7 @@ class RowOptimizer(Groups):
         clock.add(table)
         return rows
 
-    def _begin(self, together: Together, number: int, group: dict[str, Any]) -> StepGroup:
+    def _begin(self, together: SteppedTogether, number: int, group: dict[str, Any]) -> StepGroup:
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
