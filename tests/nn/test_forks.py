@@ -71,7 +71,7 @@ LOCKS = {
     "torchsparse_rec/data/_planes.py": "nobody waits for it",
     "torchsparse_rec/nn/_fused.py": "register_at_fork",
     "torchsparse_rec/serving/_folder.py": "tell_of_forks",
-    "torchsparse_rec/tables/clock.py": "tell_of_forks",
+    "torchsparse_rec/tables/steps.py": "tell_of_forks",
     "torchsparse_rec/variable/_tier.py": "tell_of_forks",
     "torchsparse_rec/variable/read_write_lock.py": "tell_of_forks",
     "torchsparse_rec/_lock.py": "register_at_fork",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..variable.filters import CounterAdmission, SketchAdmission
 from ..variable.keys import packed, unpacked
-from ..variable.records import Part
+from ..variable.records import RowPart
 from ..variable.rows import TableRows
 from ._checks import ContentChecks, check_metadata
 from .store import Chain, CheckpointStore
@@ -225,7 +225,7 @@ def _restore_shard(rows: TableRows, name: str, tensors: dict[str, Tensor]) -> No
     elif name == "rows":
         if rows.cold is not None:
             rows.cold.erase(keys)
-        rows.put(Part.of_tensors(part, device))
+        rows.put(RowPart.of_tensors(part, device))
     if not isinstance(admission, CounterAdmission):
         return
     if name == "candidates":

@@ -87,12 +87,12 @@ def write_prebatched(
     encoder = None if compression is None else _encoder(level, min_saving)
     rows = 0
     with whole_file(path) as file:
-        growing: _Growing | None = None
+        growing: _GrowingFile | None = None
         try:
             for i, batch in enumerate(progress_bar(batches, Path(path).name, "batch", progress)):
                 given = batch if isinstance(batch, pa.RecordBatch) else to_record_batch(batch)
                 if growing is None:
-                    growing = _Growing(file, given, encoder, narrow)
+                    growing = _GrowingFile(file, given, encoder, narrow)
                 growing.write(given, i)
                 rows += given.num_rows
             if growing is None:
@@ -111,7 +111,7 @@ def _encoder(level: int | None, min_saving: float) -> Encoder:
         raise ValueError(f"write_prebatched: level must be one of zstd's, got {level!r}: {error}") from None
 
 
-class _Growing:
+class _GrowingFile:
     """
     A file whose columns of integers may have to be widened.
 

@@ -20,7 +20,7 @@ _MAX_DIGITS = 12
 
 
 @dataclass(frozen=True)
-class Layout:
+class LineLayout:
     """The layout of a line: the fields user, item, rating and timestamp between separators."""
 
     separator: bytes
@@ -39,12 +39,12 @@ class Layout:
         return self.separator * 2 + point + self.separator + b"\n"
 
 
-TAB_LAYOUT = Layout(b"\t", None, "user<TAB>item<TAB>rating<TAB>timestamp", fractional=False)
-COLON_LAYOUT = Layout(b"::", None, "user::item::rating::timestamp", fractional=False)
-CSV_LAYOUT = Layout(b",", b"userId,movieId,rating,timestamp", "user,item,rating,timestamp", fractional=True)
+TAB_LAYOUT = LineLayout(b"\t", None, "user<TAB>item<TAB>rating<TAB>timestamp", fractional=False)
+COLON_LAYOUT = LineLayout(b"::", None, "user::item::rating::timestamp", fractional=False)
+CSV_LAYOUT = LineLayout(b",", b"userId,movieId,rating,timestamp", "user,item,rating,timestamp", fractional=True)
 
 
-def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
+def read_ratings(stream: BinaryIO, name: str, layout: LineLayout) -> np.ndarray:
     r"""
     Read user, item and timestamp of every line of a rating file; the rating is checked and dropped.
 
@@ -67,7 +67,7 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
     return np.concatenate(list(rating_blocks(stream, name, layout)), axis=1)[:3]
 
 
-def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.ndarray]:
+def rating_blocks(stream: BinaryIO, name: str, layout: LineLayout) -> Iterator[np.ndarray]:
     """
     Yield the fields of a rating file's lines, in blocks of some 8 MiB of text.
 
@@ -134,7 +134,7 @@ class _Times:
         return any((last + 1) * power > self._least // 2 and last * power <= 2 * self._most for power in powers)
 
 
-def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
+def _parse_regular(chunk: bytes, layout: LineLayout) -> np.ndarray | None:
     """Return the chunk's fields ``[4, N]`` if every line is exactly as in the original files, else None."""
     data = np.frombuffer(chunk, dtype=np.uint8)
     digits = data - np.uint8(ord("0"))  # wraps: other bytes become 10 or more
@@ -185,7 +185,7 @@ def _ids_plausible(values: np.ndarray) -> bool:
     return bool(values[:2].min() >= 1 and values[:2].max() <= _MAX_ID)
 
 
-def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> np.ndarray:
+def _parse_lines(chunk: bytes, layout: LineLayout, name: str, line_number: int) -> np.ndarray:
     """Parse a chunk line by line, in any valid spelling; raise ``DataError`` for the first malformed line."""
     pattern = layout.pattern()
     rows = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..files import PathLike, whole_file
 from ..typing import RatingsLayout
 from ._arrow import arrow
-from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
+from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, LineLayout, rating_blocks
 from ._ratings import read_ratings as read_ratings
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
 from ._text import check_texts, open_text, plain_suffix, write_text
@@ -74,7 +74,7 @@ def read_movielens(
     return rebatched(chosen, batch_size)
 
 
-def _layout(function: str, path: PathLike, layout: str | None) -> Layout:
+def _layout(function: str, path: PathLike, layout: str | None) -> LineLayout:
     name = layout or _BY_SUFFIX.get(plain_suffix(path))
     if name is None:
         raise ValueError(f"{function}: layout must be given for {os.fspath(path)}: one of {', '.join(LAYOUTS)}")
@@ -83,7 +83,7 @@ def _layout(function: str, path: PathLike, layout: str | None) -> Layout:
     return LAYOUTS[name]
 
 
-def _read(path: PathLike, layout: Layout) -> Iterator[Any]:
+def _read(path: PathLike, layout: LineLayout) -> Iterator[Any]:
     pa = arrow("read_movielens")
     with open_text(path) as stream:
         for users, items, times, thousandths in rating_blocks(io.BufferedReader(stream), os.fspath(path), layout):
@@ -135,7 +135,7 @@ def write_movielens(
     return rows
 
 
-def _field(pa: Any, form: Layout, batch: Any, name: str, rows: int) -> Any:
+def _field(pa: Any, form: LineLayout, batch: Any, name: str, rows: int) -> Any:
     """Return a column as strings, or raise ``ValueError`` for a value that the layout cannot hold."""
     compute, column = pa.compute, batch.column(name)
     if not (is_number(column.type) or pa.types.is_decimal(column.type) or pa.types.is_null(column.type)):

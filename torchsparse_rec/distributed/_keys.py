@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..nn.plan import Ids
 from ..ops.route import route_keys
-from ._rows import Rows
+from ._rows import RowShards
 from .exchange import Asked
 
 __all__ = ["Keys", "is_of_rank"]
@@ -21,7 +21,7 @@ def is_of_rank(keys: Tensor, rank: int, ranks: int) -> Tensor:
     return (places >= end - int(counts[rank].sum())) & (places < end)
 
 
-class Keys(Rows):
+class Keys(RowShards):
     """
     Tables that grow, of one dim and dtype, whose keys are split over ranks.
 
@@ -32,7 +32,7 @@ class Keys(Rows):
     grows = True
 
     def ask(self, ids: Ids, places: Sequence[int]) -> Asked:
-        """Return this rank's request of keys; see :class:`Rows`. All keys are legal."""
+        """Return this rank's request of keys; see :class:`RowShards`. All keys are legal."""
         ids, _, starts = self._own_ids(ids, places)
         keys, occurrences, counts, where = route_keys(ids.indices.long(), starts, self.ranks, self._merge)
         return self._asked([keys, occurrences] if self._merge else [keys], counts, ids, where)

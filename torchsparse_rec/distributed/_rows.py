@@ -17,10 +17,10 @@ from ..tables.blocks import Blocks
 from ._ids import bad_id, reordered, taken, without
 from .exchange import Asked, LookUp, Place, Sizes
 
-__all__ = ["Rows"]
+__all__ = ["RowShards"]
 
 
-class Rows:
+class RowShards:
     """
     Tables of one dim and dtype that are split by rows, or replicated.
 

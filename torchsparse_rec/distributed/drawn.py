@@ -8,7 +8,7 @@ from torch import Tensor
 from ..tables.boxes import Kept
 from ..variable.initial import InitialRows
 from ..variable.options import InitializerOption
-from .tables import Table
+from .tables import ModuleTable
 
 __all__ = ["drawn_part"]
 
@@ -16,7 +16,7 @@ __all__ = ["drawn_part"]
 _ROWS = 2**16
 
 
-def drawn_part(table: Table, kept: Kept, seed: int, device: torch.device) -> Tensor:
+def drawn_part(table: ModuleTable, kept: Kept, seed: int, device: torch.device) -> Tensor:
     """
     Return this rank's part of a table on meta.
 

@@ -32,7 +32,7 @@ from .ranks import Ranks
 from .sharded import SHARDED
 from .shards import Shards
 from .states import add_state_hooks, part_of
-from .tables import Table, check_columns, digest, growth_of, tables_of
+from .tables import ModuleTable, check_columns, digest, growth_of, tables_of
 from .together import look_up_together, note_split
 
 __all__ = ["plan_of", "shard"]
@@ -193,7 +193,7 @@ def plan_of(module: Module) -> Planned:
     return planned  # type: ignore[no-any-return]
 
 
-def _mesh(mesh: DeviceMesh | None, its: Mapping[str, Sequence[Table]]) -> DeviceMesh:
+def _mesh(mesh: DeviceMesh | None, its: Mapping[str, Sequence[ModuleTable]]) -> DeviceMesh:
     if mesh is None:
         device = next((table.weight.device.type for tables in its.values() for table in tables), "cpu")
         return init_device_mesh("cuda" if device == "cuda" else "cpu", (dist.get_world_size(),))
@@ -205,7 +205,7 @@ def _mesh(mesh: DeviceMesh | None, its: Mapping[str, Sequence[Table]]) -> Device
     return mesh
 
 
-def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Table]:
+def _checked(module: Module, its: Mapping[str, Sequence[ModuleTable]]) -> dict[str, ModuleTable]:
     """Return each table, by a name that no other table has."""
     if not its:
         raise ValueError(
@@ -221,7 +221,7 @@ def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Ta
             )
         owners[id(parameter)] = name
     given = [table.name for tables in its.values() for table in tables]
-    names: dict[str, Table] = {}
+    names: dict[str, ModuleTable] = {}
     for title, tables in its.items():
         for table in tables:
             unique = table.name if given.count(table.name) == 1 else f"{title}.{table.name}".lstrip(".")
@@ -230,7 +230,9 @@ def _checked(module: Module, its: Mapping[str, Sequence[Table]]) -> dict[str, Ta
     return names
 
 
-def _given(plan: Any, names: Mapping[str, Table], ranks: int, constraints: Mapping[str, Any]) -> dict[str, TablePlan]:
+def _given(
+    plan: Any, names: Mapping[str, ModuleTable], ranks: int, constraints: Mapping[str, Any]
+) -> dict[str, TablePlan]:
     """Return the plans that the user has given, by table: here, or as a variable's ``target_gpu``."""
     wanted = _by_table("plan", plan, names) if isinstance(plan, Mapping) else dict.fromkeys(names, plan)
     plans = {name: its for name, its in wanted.items() if not (isinstance(its, str) and its == "auto")}
@@ -250,7 +252,7 @@ def _given(plan: Any, names: Mapping[str, Table], ranks: int, constraints: Mappi
     return found
 
 
-def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table]) -> dict[str, Any]:
+def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, ModuleTable]) -> dict[str, Any]:
     """Return the value given for each table; a name that several modules' tables have stands for all of them."""
     found = {}
     for key, value in given.items():
@@ -261,7 +263,7 @@ def _by_table(argument: str, given: Mapping[str, Any], names: Mapping[str, Table
     return found
 
 
-def _counts(batch: Any, names: Mapping[str, Table]) -> dict[str, tuple[int, int, int]]:
+def _counts(batch: Any, names: Mapping[str, ModuleTable]) -> dict[str, tuple[int, int, int]]:
     """Count for each table a batch's ids, its different ids, and its results."""
     features = list(dict.fromkeys(feature for table in names.values() for feature in table.features))
     its = as_keyed_jagged_tensor(batch, features, "shard: batch").to_dict()
@@ -275,7 +277,7 @@ def _counts(batch: Any, names: Mapping[str, Table]) -> dict[str, tuple[int, int,
 
 def _use(
     name: str,
-    table: Table,
+    table: ModuleTable,
     merge: bool,
     wire_dtype: torch.dtype | None,
     of_ranks: Sequence[Mapping[str, tuple[int, int, int]]],
@@ -304,7 +306,7 @@ def _use(
     )
 
 
-def _said(table: Table, plan: TablePlan) -> dict[str, Any]:
+def _said(table: ModuleTable, plan: TablePlan) -> dict[str, Any]:
     """Return what of a table must be the same on all ranks."""
     return {
         "in": type(table.module).__name__,
@@ -336,7 +338,7 @@ def _check_same(texts: Sequence[list[tuple[str, str]]]) -> None:
 
 
 @torch.no_grad()
-def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
+def _cut(table: ModuleTable, plan: TablePlan, ranks: Ranks, seed: int) -> None:
     """Make a parameter keep this rank's part of its table; for a table on meta draw the part, for a new parameter."""
     weight = table.weight
     if table.rows is None:
@@ -355,7 +357,7 @@ def _cut(table: Table, plan: TablePlan, ranks: Ranks, seed: int) -> None:
         weight.data = part
 
 
-def _cut_growing(table: Table, plan: TablePlan, ranks: Ranks) -> None:
+def _cut_growing(table: ModuleTable, plan: TablePlan, ranks: Ranks) -> None:
     """Make a variable keep this rank's keys."""
     has: Callable[[Tensor], Tensor]
     if isinstance(plan, RowWise):

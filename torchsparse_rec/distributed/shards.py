@@ -18,12 +18,12 @@ from ..nn.plan import Ids
 from ._bags import Bags, Unit
 from ._ids import check_ids, check_keys
 from ._keys import Keys
-from ._rows import Rows
+from ._rows import RowShards
 from .ddp import check_not_in_ddp
 from .exchange import Asked, LookUp, Place, Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks, known_call
-from .tables import Table, check_columns, digest, lookups_of
+from .tables import ModuleTable, check_columns, digest, lookups_of
 
 __all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
 
@@ -64,7 +64,7 @@ class Shards:
     def __init__(
         self,
         name: str,
-        tables: Sequence[Table],
+        tables: Sequence[ModuleTable],
         plans: Sequence[TablePlan],
         merge: bool,
         wire_dtype: torch.dtype | None,
@@ -97,8 +97,8 @@ class Shards:
                     Unit(owner, lookup, k, whole.keys[lookup], begin, end) for owner, (begin, end) in its
                 )
         where = ranks.rank, ranks.count, pooled
-        self._ways: list[Rows | Bags] = [
-            (Keys if grows else Rows)(whole, chosen, features, dtype, *where, merge, copied)
+        self._ways: list[RowShards | Bags] = [
+            (Keys if grows else RowShards)(whole, chosen, features, dtype, *where, merge, copied)
             for (grows, copied, _, dtype), chosen in groups.items()
         ]
         for grows, of_way in units.items():
@@ -381,7 +381,7 @@ class _Failed(Exception):
         self.error = error
 
 
-def _form(table: Table) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
+def _form(table: ModuleTable) -> tuple[bool, torch.Size, torch.dtype, torch.device]:
     """Return the fixed facts of a part: whether it grows, its shape without rows that come and go, dtype and device."""
     weight = table.weight
     return table.grows, weight.shape[table.grows :], weight.dtype, weight.device

@@ -19,11 +19,11 @@ from ..tables.stale import is_parameter
 from ..tables.table import table_of
 from .plan import ColumnWise, TablePlan
 
-__all__ = ["Table", "check_columns", "digest", "growth_of", "lookups_of", "tables_of"]
+__all__ = ["ModuleTable", "check_columns", "digest", "growth_of", "lookups_of", "tables_of"]
 
 
 @dataclass
-class Table:
+class ModuleTable:
     """
     A table of a module that will be split, or is split.
 
@@ -98,7 +98,7 @@ class Table:
             )
 
 
-def tables_of(title: str, module: Any) -> list[Table]:
+def tables_of(title: str, module: Any) -> list[ModuleTable]:
     """
     Return the tables that a module looks up, in the order of its plan.
 
@@ -108,16 +108,16 @@ def tables_of(title: str, module: Any) -> list[Table]:
     """
     if isinstance(module, EmbeddingVariable):
         name = title or module.name
-        return [Table(module, "weight", name, module, None, module.embedding_dim, [name], None, None, None, None)]
+        return [ModuleTable(module, "weight", name, module, None, module.embedding_dim, [name], None, None, None, None)]
     if isinstance(module, (Embedding, EmbeddingBag)):
         name = title or type(module).__name__
         pooling = module.mode if isinstance(module, EmbeddingBag) else None
         sizes = module.num_embeddings, module.embedding_dim
         padding, clip, begins = module.padding_idx, module.max_norm, Normal()  # as those of torch.nn.Embedding
-        return [Table(module, "weight", name, module, *sizes, [name], pooling, padding, clip, begins)]
+        return [ModuleTable(module, "weight", name, module, *sizes, [name], pooling, padding, clip, begins)]
     pools = isinstance(module, EmbeddingBagCollection)
     return [
-        Table(
+        ModuleTable(
             module,
             key,
             config.name,
@@ -134,7 +134,7 @@ def tables_of(title: str, module: Any) -> list[Table]:
     ]
 
 
-def lookups_of(module: Any, tables: Sequence[Table]) -> tuple[Plan, Sequence[str]]:
+def lookups_of(module: Any, tables: Sequence[ModuleTable]) -> tuple[Plan, Sequence[str]]:
     """Return the plan of a module's lookups, and the names of what that calls keys."""
     if not isinstance(module, (Embedding, EmbeddingBag, EmbeddingVariable)):
         return module.lookup_plan()  # type: ignore[no-any-return]

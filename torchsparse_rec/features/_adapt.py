@@ -13,7 +13,7 @@ from ._base import Column
 from ._categorical import VocabularyListCategoricalColumn
 from ._functions import Standardize
 from ._numeric import BucketizedColumn, NumericColumn
-from .inputs import Batch
+from .inputs import RawBatch
 from .statistics import Moments, Quantiles, WordCounts
 from .words import decoded
 
@@ -39,7 +39,7 @@ def adapted(
     seen = 0
     for batch in batches:
         seen += 1
-        raws = Batch(batch, _CPU)
+        raws = RawBatch(batch, _CPU)
         for collector in waiting.values():
             collector.add(raws)
     if waiting and not seen:
@@ -54,7 +54,7 @@ class _Words:
         self._column, self._most, self._drops = column, max_distinct, drop_missing
         self._counts = WordCounts()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: RawBatch) -> None:
         column = self._column
         raw = batch.raw(column.key, column.name)
         wanted = "string" if column.dtype == "string" else "integer"
@@ -84,7 +84,7 @@ class _Boundaries:
         self._column = column
         self._quantiles = Quantiles(column.epsilon)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: RawBatch) -> None:
         self._quantiles.add(_numbers(self._column.source_column, batch).reshape(-1))
 
     def made(self) -> Column:
@@ -109,7 +109,7 @@ class _MeanAndVariance:
         self._column = column
         self._moments = Moments(column.width)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: RawBatch) -> None:
         numbers = _numbers(replace(self._column, normalizer_fn=None), batch)
         if np.isinf(numbers).any():
             row, place = np.argwhere(np.isinf(numbers))[0].tolist()
@@ -134,7 +134,7 @@ def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:
     return _Boundaries(column) if isinstance(column, BucketizedColumn) else _MeanAndVariance(column)
 
 
-def _numbers(column: NumericColumn, batch: Batch) -> Any:
+def _numbers(column: NumericColumn, batch: RawBatch) -> Any:
     """Return a column's numbers of a batch, ``[B, width]`` float32; NaN where one is missing without a default."""
     from ._evaluate import Evaluation
 

@@ -19,9 +19,9 @@ from ._categorical import (
 )
 from ._composed import CrossedColumn, IndicatorColumn, SequenceCategoricalColumn, WeightedCategoricalColumn
 from ._functions import is_own
-from ._ids import Ids, has_negative, in_places
+from ._ids import ColumnIds, has_negative, in_places
 from ._numeric import BucketizedColumn, NumericColumn, SequenceNumericColumn
-from .inputs import Batch
+from .inputs import RawBatch
 from .raw import Raw, Strings
 from .vocabulary import Vocabulary, hashed, oov_ids
 
@@ -29,20 +29,20 @@ from .vocabulary import Vocabulary, hashed, oov_ids
 class Evaluation:
     """One batch while columns transform it; results that several columns need are computed once."""
 
-    def __init__(self, batch: Batch, lookups: dict[Any, torch.nn.Module], drop_missing: bool) -> None:
+    def __init__(self, batch: RawBatch, lookups: dict[Any, torch.nn.Module], drop_missing: bool) -> None:
         self.batch, self._lookups, self.drops_missing = batch, lookups, drop_missing
-        self._ids: dict[CategoricalColumn, Ids] = {}
+        self._ids: dict[CategoricalColumn, ColumnIds] = {}
 
     # ---- Ids --------------------------------------------------------------------------------------------------------
 
-    def ids(self, column: CategoricalColumn) -> Ids:
+    def ids(self, column: CategoricalColumn) -> ColumnIds:
         """Return the ids of a column: missing ones masked by ``keep``, negative ones unchanged."""
         found = self._ids.get(column)
         if found is None:
             found = self._ids[column] = self._made(column)
         return found
 
-    def _made(self, column: CategoricalColumn) -> Ids:
+    def _made(self, column: CategoricalColumn) -> ColumnIds:
         if isinstance(column, SequenceCategoricalColumn):
             return self.ids(column.categorical_column)
         if isinstance(column, WeightedCategoricalColumn):
@@ -52,7 +52,7 @@ class Evaluation:
         if isinstance(column, BucketizedColumn):
             return self._bucketized(column)
         raw = self.raw_for(column)
-        return Ids(
+        return ColumnIds(
             self.ids_of(column, raw.values),
             raw.batch,
             [(raw.width, raw.offsets)],
@@ -62,7 +62,7 @@ class Evaluation:
             places=raw.places,
         )
 
-    def steps(self, column: CategoricalColumn) -> Ids:
+    def steps(self, column: CategoricalColumn) -> ColumnIds:
         """
         Return the ids of a sequence, each at its step; ``num_buckets`` where a step's id is missing or negative.
 
@@ -111,14 +111,14 @@ class Evaluation:
             return None
         return raw.present()
 
-    def _bucketized(self, column: BucketizedColumn) -> Ids:
+    def _bucketized(self, column: BucketizedColumn) -> ColumnIds:
         buckets = self.buckets(column)
         count = column.source_column.shape[0]
         if count > 1:
             buckets = buckets + torch.arange(count, device=buckets.device) * column.depth
-        return Ids(buckets.reshape(-1), buckets.shape[0], [(count, None)])
+        return ColumnIds(buckets.reshape(-1), buckets.shape[0], [(count, None)])
 
-    def _weighted(self, column: WeightedCategoricalColumn) -> Ids:
+    def _weighted(self, column: WeightedCategoricalColumn) -> ColumnIds:
         ids = self.ids(column.categorical_column)
         raw = self.batch.raw(column.weight_feature_key, column.name)
         if isinstance(raw.values, Strings) or raw.kind == "bool":
@@ -133,19 +133,19 @@ class Evaluation:
             return replace(ids, weights=weights)
         # Ids and weights have different forms: drop missing ids, and weights of 0, as TensorFlow does; then compare.
         values, offsets, _ = ids.compact()
-        loose = Ids(weights, raw.batch, [(raw.width, raw.offsets)], None if raw.width is None else weights != 0)
+        loose = ColumnIds(weights, raw.batch, [(raw.width, raw.offsets)], None if raw.width is None else weights != 0)
         weights, their_offsets, _ = loose.compact()
         if not torch.equal(offsets, their_offsets):
             _refuse_lengths(column, offsets.diff(), their_offsets.diff())
-        return Ids(values, ids.batch, [(None, offsets)], None, weights, ids.prune, ids.borrowed)
+        return ColumnIds(values, ids.batch, [(None, offsets)], None, weights, ids.prune, ids.borrowed)
 
-    def _crossed(self, column: CrossedColumn) -> Ids:
+    def _crossed(self, column: CrossedColumn) -> ColumnIds:
         rows: list[Any] = []
         matrices: list[Any] = []
         for key in column.flat_keys():
             if isinstance(key, str):
                 raw = self.batch.raw(key, column.name)
-                part = Ids(_cross_values(raw, column), raw.batch, [(raw.width, raw.offsets)], raw.valid)
+                part = ColumnIds(_cross_values(raw, column), raw.batch, [(raw.width, raw.offsets)], raw.valid)
                 target = rows if raw.width is None else matrices
             else:
                 part, target = self.ids(key), rows
@@ -160,8 +160,8 @@ class Evaluation:
             width = 1
             for x in inputs:
                 width *= x.shape[1]
-            return Ids(values, inputs[0].shape[0], [(width, None)])
-        return Ids(values, offsets.shape[0] - 1, [(None, offsets)])
+            return ColumnIds(values, inputs[0].shape[0], [(width, None)])
+        return ColumnIds(values, offsets.shape[0] - 1, [(None, offsets)])
 
     # ---- Dense numbers ----------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Evaluation:
             places = places - raw.offsets[ops.offsets_to_row_ids(raw.offsets)]
         if not given.is_floating_point() and (raw.valid is not None or places is not None):
             given = given.to(torch.float32)  # which can hold the default
-        steps = Ids(given, raw.batch, [(raw.width, raw.offsets)], raw.valid, places=places)
+        steps = ColumnIds(given, raw.batch, [(raw.width, raw.offsets)], raw.valid, places=places)
         values, offsets, _ = in_places(steps, column.default_value, column.name, column.width).compact()
         lengths = offsets.diff()
         if column.width > 1:
@@ -269,7 +269,7 @@ def _may_be_marked(values: Tensor) -> bool:
     return values.dtype.is_signed and not values.is_floating_point() and has_negative(values)
 
 
-def _same_layout(ids: Ids, raw: Raw, column: WeightedCategoricalColumn) -> bool:
+def _same_layout(ids: ColumnIds, raw: Raw, column: WeightedCategoricalColumn) -> bool:
     """Say whether ids and weights have the same layout, so that they belong together place by place."""
     width, offsets = ids.layouts[0]
     if offsets is None:

@@ -13,7 +13,7 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.hash import column_ids
 from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
 from ._evaluate import Evaluation, prunes, with_default
-from ._ids import Assembler, Ids, Layout, is_cheap_to_ask
+from ._ids import Assembler, ColumnIds, RowLayout, is_cheap_to_ask
 from ._tables import Feature
 from .raw import Raw
 
@@ -23,7 +23,7 @@ class _Schema:
     """The properties of a group's columns, and their consequences."""
 
     batch: int
-    layouts: list[Layout]
+    layouts: list[RowLayout]
     #: The missing values of each column, by the numbers of ``column_ids``.
     missing: list[int]
     #: All that this depends on, if the columns are tensors that need no conversion.
@@ -42,7 +42,7 @@ class Group:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": None}
 
-    def ids(self, evaluation: Evaluation, kind: str) -> Ids:
+    def ids(self, evaluation: Evaluation, kind: str) -> ColumnIds:
         """Return the ids of the features, joined in order."""
         if len(self.features) == 1:
             column = self.features[0].column
@@ -51,7 +51,7 @@ class Group:
         ids, keep, num_missing = column_ids(columns, self._buckets, schema.missing)
         if any(schema.missing) and (not is_cheap_to_ask(ids) or bool(num_missing)):
             there = keep if there is None else keep & there
-        return Ids(with_default(self.features[0].column, ids), schema.batch, schema.layouts, there)
+        return ColumnIds(with_default(self.features[0].column, ids), schema.batch, schema.layouts, there)
 
     def _read(self, evaluation: Evaluation) -> tuple[list[Tensor], _Schema, Tensor | None]:
         """Return the columns' values, their properties, and a mask that is false for nulls; None: there are none."""
@@ -94,7 +94,7 @@ def evaluate_groups(
     evaluation: Evaluation, groups: Sequence[Group], assembler: Assembler, kind: str
 ) -> KeyedJaggedTensor:
     """Return the ids of all features of the groups, in one ``KeyedJaggedTensor``."""
-    pieces: list[Ids] = []
+    pieces: list[ColumnIds] = []
     dropped: list[Tensor | None] = []
     for group in groups:
         ids = group.ids(evaluation, kind)

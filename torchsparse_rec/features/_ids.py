@@ -12,16 +12,16 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.jagged import lengths_to_offsets
 
 #: The layout of one column's rows: a number of ids per example, or the offsets at which rows begin.
-Layout = tuple[int | None, Tensor | None]
+RowLayout = tuple[int | None, Tensor | None]
 
 
 @dataclass
-class Ids:
+class ColumnIds:
     """Ids of one column, or of several joined in order, all with the same number of examples."""
 
     values: Tensor
     batch: int
-    layouts: list[Layout]
+    layouts: list[RowLayout]
     #: False where an id is missing. None: no id is missing.
     keep: Tensor | None = None
     weights: Tensor | None = None
@@ -59,7 +59,7 @@ class Ids:
         return torch.repeat_interleave(offsets.diff(), output_size=count)
 
 
-def in_places(ids: Ids, filler: float | int, name: str, step: int = 1) -> Ids:
+def in_places(ids: ColumnIds, filler: float | int, name: str, step: int = 1) -> ColumnIds:
     """
     Return sequences with each value at its place, and ``filler`` at places without a value.
 
@@ -83,7 +83,7 @@ def in_places(ids: Ids, filler: float | int, name: str, step: int = 1) -> Ids:
     targets = offsets[rows] + places
     if ids.places is not None:
         _check_places(targets, rows, places, name)
-    return Ids(
+    return ColumnIds(
         values.new_full((int(offsets[-1]),), filler).index_copy_(0, targets, values), ids.batch, [(None, offsets)]
     )
 
@@ -138,7 +138,7 @@ class Assembler:
     def __getstate__(self) -> dict[str, object]:
         return {"keys": self.keys, "_known": None}
 
-    def __call__(self, pieces: Sequence[Ids], dropped: Sequence[Tensor | None]) -> KeyedJaggedTensor:
+    def __call__(self, pieces: Sequence[ColumnIds], dropped: Sequence[Tensor | None]) -> KeyedJaggedTensor:
         """
         Return the ids of all features.
 
@@ -187,7 +187,7 @@ def _regular_offsets(batch: int, widths: tuple[int, ...], device: torch.device) 
     return torch.cat(parts)
 
 
-def _mask(piece: Ids, without: Tensor | None) -> Tensor | None:
+def _mask(piece: ColumnIds, without: Tensor | None) -> Tensor | None:
     """Return a mask of the ids of a piece that are kept; None if all are."""
     mask = piece.keep
     if piece.prune and has_negative(piece.values):
@@ -198,7 +198,7 @@ def _mask(piece: Ids, without: Tensor | None) -> Tensor | None:
 
 
 def _compacted(
-    pieces: Sequence[Ids], masks: Sequence[Tensor | None], offsets: Tensor
+    pieces: Sequence[ColumnIds], masks: Sequence[Tensor | None], offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the kept values of all pieces, the offsets of their rows, and their weights."""
     if not is_cheap_to_ask(offsets):

@@ -24,7 +24,7 @@ _FORMS = (
 )
 
 
-class Batch:
+class RawBatch:
     """Raw columns by name: a mapping, or pyarrow's RecordBatch or Table. Each is read once, and copied to a device."""
 
     def __init__(self, batch: Any, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from ._groups import Group, evaluate_groups, groups_of
 from ._ids import Assembler
 from ._prepared import all_columns, distinct_columns, has_steps, lookup_of
 from ._tables import ColumnTables
-from .inputs import Batch
+from .inputs import RawBatch
 
 __all__ = ["FeatureTransform", "Features"]
 
@@ -198,7 +198,7 @@ class FeatureTransform(torch.nn.Module):
                 f"FeatureTransform: adapt() must find what column {self._unready[0]!r} needs before it is used"
             )
         lookups = {column: self._lookups[place] for column, place in self._place.items()}
-        evaluation = Evaluation(Batch(batch, self._home.device), lookups, self.drop_missing)
+        evaluation = Evaluation(RawBatch(batch, self._home.device), lookups, self.drop_missing)
         made = {
             kind: evaluate_groups(evaluation, groups, self._assemblers[kind], kind)
             for kind, groups in self._groups.items()

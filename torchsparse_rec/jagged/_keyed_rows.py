@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ._rows import Rows, rows_of
+from ._rows import JaggedRows, rows_of
 
 InverseIndices = tuple[list[str], Tensor]
 KeyedRowsT = TypeVar("KeyedRowsT", bound="KeyedRows")
 
 
-class KeyedRows(Rows):
+class KeyedRows(JaggedRows):
     """Rows, feature after feature. Every method that waits for a CUDA device waits in :meth:`length_per_key`."""
 
     _keys: tuple[str, ...]

@@ -9,10 +9,10 @@ from torch import Tensor
 from ..ops.jagged import lengths_to_offsets
 from ._node import Node
 
-RowsT = TypeVar("RowsT", bound="Rows")
+RowsT = TypeVar("RowsT", bound="JaggedRows")
 
 
-class Rows(Node):
+class JaggedRows(Node):
     """Values in rows. At least one of ``_lengths`` and ``_offsets`` was given; the other is computed when asked for."""
 
     _values: Tensor

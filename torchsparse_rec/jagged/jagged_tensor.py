@@ -7,12 +7,12 @@ from torch import Tensor
 
 from ..ops.jagged import jagged_to_padded
 from ._node import register
-from ._rows import Rows, rows_of
+from ._rows import JaggedRows, rows_of
 from .checks import as_no_rows, check_rows, check_tensor, lengths_beside
 
 
 @register
-class JaggedTensor(Rows):
+class JaggedTensor(JaggedRows):
     """
     Rows of different lengths, with all values in one tensor, optionally weighted.
 

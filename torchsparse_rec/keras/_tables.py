@@ -17,7 +17,7 @@ from ._by_rows import announced_optimizer, is_stored, steps_rows
 
 __all__ = ["are_looked_up_by_us", "ids_of", "pooled", "rows_module"]
 
-Rows = TypeVar("Rows", nn.Embedding, nn.EmbeddingBag, nn.EmbeddingBagCollection)
+ModuleT = TypeVar("ModuleT", nn.Embedding, nn.EmbeddingBag, nn.EmbeddingBagCollection)
 
 _IDS = (torch.int32, torch.int64)
 
@@ -53,7 +53,7 @@ def pooled(table: Tensor, ids: Tensor, weights: Tensor | None, mode: str, paddin
     return ops.embedding_bag(table, ids.reshape(-1), ends, **options)  # type: ignore[arg-type]
 
 
-def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) -> Rows:
+def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], ModuleT]) -> ModuleT:
     """
     Return the module that looks up rows of a layer's tables, in the gradient mode that the optimizer takes.
 
@@ -63,7 +63,7 @@ def rows_module(layer: Any, variables: Sequence[Any], make: Callable[[], Rows]) 
         make: a function that makes the module, on the device ``meta``.
     """
     weights = [variable._value for variable in variables]
-    known: tuple[Rows, list[Any]] | None = layer.__dict__.get("_rows")
+    known: tuple[ModuleT, list[Any]] | None = layer.__dict__.get("_rows")
     if known is None or any(a is not b for a, b in zip(known[1], weights, strict=True)):
         module = make()
         for owner, weight in zip([x for x in module.modules() if "weight" in x._parameters], weights, strict=True):

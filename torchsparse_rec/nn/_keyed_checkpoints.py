@@ -16,7 +16,7 @@ from ..tables.growing import marked, plain_rows
 from ..tables.part import are_left_out
 from ..tables.table import split_part
 from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
-from ..variable.records import Part
+from ..variable.records import RowPart
 from ._keyed_table import KeyedTable
 
 __all__ = ["KeyedCheckpoints"]
@@ -233,4 +233,4 @@ class KeyedCheckpoints(KeyedTable):
         if self.cold is not None:
             self.cold.clear()
             if cold:
-                self.cold.put(Part.of_tensors(cold, stored.device))
+                self.cold.put(RowPart.of_tensors(cold, stored.device))

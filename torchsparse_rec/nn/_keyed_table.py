@@ -346,7 +346,7 @@ class KeyedTable(GradModeMixin):
                 numbers.update(self.cold.stats(looked_up))
             return numbers
 
-    # ---- Calls from an optimizer: see Growing in tables/table.py ----------------------------------------------------
+    # ---- Calls from an optimizer: see StepListener in tables/table.py ------------------------------------------------
 
     def writing(self) -> AbstractContextManager[None]:
         """Hold the table's lock for writing: no other thread reads or writes rows inside, and none is flushed."""

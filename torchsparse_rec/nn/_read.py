@@ -23,12 +23,12 @@ from .._torch_modules import version_of
 from ..ops.autograd import final
 from ..ops.embedding import coo_tensor
 from ..ops.embedding_collection import tell
-from ..tables.table import Rows, Table, table_of
+from ..tables.table import RowStates, Table, table_of
 from .gradients import CoalescedMark, coalesced_mark
 from .plan import NOTHING_MISSED, Held, Ids, Missed, Plan, joined, part_of
 
 if TYPE_CHECKING:
-    from ..tables.clock import Clock
+    from ..tables.steps import Steps
 
 
 def owned_table(weight: Tensor) -> Table:
@@ -44,9 +44,9 @@ class ReadGroup:
 
     __slots__ = ("clock", "places", "all_rows", "states", "last_steps", "held")
 
-    def __init__(self, clock: Clock | None, places: Sequence[int] = ()) -> None:
+    def __init__(self, clock: Steps[Table] | None, places: Sequence[int] = ()) -> None:
         self.clock, self.places = clock, list(places)
-        self.all_rows: list[Rows] = []
+        self.all_rows: list[RowStates] = []
         self.states: list[Tensor] = []
         self.last_steps: list[Tensor] = []
         # The plan of the last call and, from its second call on, the kernels' copy of it.
@@ -105,7 +105,7 @@ class TableSet:
             return self
         self.tables = [owned_table(weight) for weight in self.weights]
         # Tables without a clock and tables whose weights their clock does not move form one group.
-        found: dict[Clock | None, ReadGroup] = {}
+        found: dict[Steps[Table] | None, ReadGroup] = {}
         for k, table in enumerate(self.tables):
             rows = table.rows
             clock = rows.clock if rows is not None and rows.clock.moves_weights else None

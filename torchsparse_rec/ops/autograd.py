@@ -94,12 +94,12 @@ def register(name: str, backward: Callable[..., Any], setup_context: Callable[[A
 def call(name: str, *arguments: Any) -> Any:
     """Call an operator that was given to :func:`register`, within a transform of torch.func or without."""
     if is_transformed() and not torch.compiler.is_compiling():
-        layout = _Layout(arguments)
+        layout = _CallLayout(arguments)
         return layout.of_outputs(_TRANSFORMED[name].apply(layout, *pytree.tree_leaves(arguments)))
     return getattr(_ops, name).default(*arguments)
 
 
-class _Layout:
+class _CallLayout:
     """The layout of one call's arguments and results, which its Function takes and gives as a flat list of tensors."""
 
     outputs: pytree.TreeSpec
@@ -118,7 +118,7 @@ class _Layout:
 class _Context:
     """The context of a Function, as the operator's ``backward`` and ``setup_context`` expect it."""
 
-    def __init__(self, ctx: Any, layout: _Layout) -> None:
+    def __init__(self, ctx: Any, layout: _CallLayout) -> None:
         vars(self).update(ctx=ctx, layout=layout)
 
     @property
@@ -135,7 +135,7 @@ class _Context:
 def _transformed(name: str, backward: Callable[..., Any], setup_context: Callable[[Any, Any, Any], None]) -> Any:
     operator = getattr(_ops, name).default
 
-    def forward(layout: _Layout, *leaves: Any) -> tuple:
+    def forward(layout: _CallLayout, *leaves: Any) -> tuple:
         outputs, layout.outputs = pytree.tree_flatten(operator(*layout.of_arguments(leaves)))
         return tuple(outputs)
 

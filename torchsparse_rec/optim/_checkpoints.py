@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..tables.clock import Clock
-from ..tables.table import accumulator_dtype, announce, table_if_any
+from ..tables.steps import Steps
+from ..tables.table import Table, accumulator_dtype, announce, table_if_any
 
 __all__ = ["Checkpoints", "check_options"]
 
@@ -52,7 +52,7 @@ class Checkpoints(Optimizer):
         """Return how many steps a parameter's state has seen; without a count, 1 if it has seen any, otherwise 0."""
         return int(state.get("step", 0))
 
-    def _clocks(self) -> list[Clock]:
+    def _clocks(self) -> list[Steps[Table]]:
         listed = [p for group in self.param_groups for p in group["params"]]
         tables = [table_if_any(p) for p in (*listed, *self.stored_state)]  # one that left the groups has its state
         return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})

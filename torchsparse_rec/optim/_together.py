@@ -6,13 +6,14 @@ from operator import is_
 
 from torch import Tensor
 
-from ..tables.clock import Clock, ClockKind
+from ..tables.clock import Clock
 from ..tables.gradients import StepGroup
+from ..tables.steps import ClockKind
 from ..tables.table import Table, accumulator_dtype, flat, growing_among, has_whole_rows
 from ._groups import Groups
 from ._rule import Rule
 
-__all__ = ["LEAST_WHOLE_ROWS", "Together", "WHOLE"]
+__all__ = ["LEAST_WHOLE_ROWS", "SteppedTogether", "WHOLE"]
 
 # A table with at most so many times the rows that have a gradient is stepped whole. So many rows cost less in one walk
 # than few rows that are brought up to date in reading, and again in stepping. In a table with fewer rows than
@@ -52,7 +53,7 @@ class Lists:
         return self.parameters if self._as_they_are else [flat(parameter) for parameter in self.parameters]
 
 
-class Together:
+class SteppedTogether:
     """
     Parameters that were stepped together, and what their next step reuses if :meth:`is_of` is True.
 

@@ -13,12 +13,13 @@ from torch import Tensor
 from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untraced
 from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
-from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
+from ..tables.clock import Clock
 from ..tables.gradients import StepGroup, gradient_of, update
 from ..tables.stale import can_be_stale, mark_stale, mark_stepped
+from ..tables.steps import ALL_ROWS, ITS_ROWS, LATER, ClockKind
 from ..tables.table import (
     Gradient,
-    Rows,
+    RowStates,
     Table,
     accumulator_dtype,
     flat,
@@ -31,7 +32,7 @@ from ..tables.table import (
 from ._checkpoints import check_options as check_options
 from ._groups import Groups
 from ._rule import Rule
-from ._together import Together
+from ._together import SteppedTogether
 
 __all__ = ["Rule", "RowOptimizer"]
 
@@ -50,7 +51,7 @@ class RowOptimizer(Groups):
     # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
     is_of_zero = False
     # Parameters that were stepped together, by the id of the first of them.
-    _together: dict[int, Together] = {}
+    _together: dict[int, SteppedTogether] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class RowOptimizer(Groups):
         self._stepped = [*self._stepped, group]
         return True
 
-    def _gather(self, given: list[Tensor], listed: list[Tensor]) -> Together:
+    def _gather(self, given: list[Tensor], listed: list[Tensor]) -> SteppedTogether:
         by_clock: dict[Clock, list[Table]] = {}
         new: dict[tuple, Clock] = {}
         for parameter in listed:
@@ -258,10 +259,11 @@ class RowOptimizer(Groups):
                 or rows.place != (parameter.dtype, parameter.device)
             ):
                 rows = self._adopt(table, parameter, new)
+            assert isinstance(rows.clock, Clock)
             by_clock.setdefault(rows.clock, []).append(table)
-        return Together(given, self, list(by_clock.items()))
+        return SteppedTogether(given, self, list(by_clock.items()))
 
-    def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
+    def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> RowStates:
         """Take over a table with its state, and put it on a clock together with other new tables like it."""
         table.release()
         table.optimizer = self
@@ -281,11 +283,11 @@ class RowOptimizer(Groups):
             )
         key = (id(group), owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
-        rows = table.rows = Rows(self, state, clock, place, seed)
+        rows = table.rows = RowStates(self, state, clock, place, seed)
         clock.add(table)
         return rows
 
-    def _begin(self, together: Together, number: int, group: dict[str, Any]) -> StepGroup:
+    def _begin(self, together: SteppedTogether, number: int, group: dict[str, Any]) -> StepGroup:
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
-from .._fork import HALF_WRITTEN, tell_of_forks
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
 from .stale import mark_fresh
-from .table import accumulator_dtype, growing_among, note_change, writable, writing
+from .steps import LATER, ClockKind, Steps
+from .table import RowStates, Table, accumulator_dtype, growing_among, note_change, writable, writing
 
-if TYPE_CHECKING:
-    from .table import Rows, Table
-
-__all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "ClockKind"]
+__all__ = ["HISTORY_STEPS", "Clock"]
 
 # Steps after which all rows are flushed and the history begins anew: 8 MB.
 HISTORY_STEPS = 2**16
@@ -26,77 +19,13 @@ _FIRST_STEPS = 64
 
 _ops = torch.ops.torchsparse_rec
 
-# The effect of a step on rows without gradient: nothing, moves them later, or moves them at once.
-ITS_ROWS = "nothing"
-LATER = "they are flushed later"
-ALL_ROWS = "they are stepped too"
 
-
-class ClockKind(NamedTuple):
-    """How a clock's tables are stepped: the part of it that may change only while no row is stale."""
-
-    rule: int
-    states: tuple[str, ...]
-    others: str  # what happens to rows without gradient: ITS_ROWS, LATER or ALL_ROWS
-    moves_weights: bool  # whether, with LATER, rows' weights become stale too, not only their states
-    eps: tuple  # eps, and whether it stands where TensorFlow adds it
-
-
-class _HalfWritten:
-    """The lock, in a forked process, of tables that another thread of its parent was writing."""
-
-    def __enter__(self) -> None:
-        raise RuntimeError(HALF_WRITTEN)
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing: entering always raises."""
-
-
-class Clock:
-    """
-    The count and the history of the steps of tables in one parameter group that have always stepped together.
-
-    ``history`` has the effect of every step since ``base`` on rows without gradient. ``Rows.last_step`` has, for every
-    row, the step up to which these effects have been applied.
-    """
+class Clock(Steps[Table]):
+    """The steps, and the history, of tables in one parameter group that have always stepped together."""
 
     def __init__(self, group: int, owned: bool, step: int) -> None:
-        self.group = group  # the group's id: the group itself would keep its parameters alive
-        self.owned = owned
-        self.random_rounding = False
-        self.step = step
-        self.base = step
-        self.kind: ClockKind | None = None  # None: not started
-        self.rule = 0
-        self.hyperparameters: list[float] = []
-        self.moves_weights = False
-        self.history: Tensor | None = None
-        self.steps: Tensor | None = None  # [tables]: what state["step"] of each is a view of, if states have one
+        super().__init__(group, owned, step)
         self._tables: list[weakref.ref[Table]] = []
-        # Held while rows are written, by a step or by the first reader. Tables that grow have a lock of their own too.
-        self.lock: AbstractContextManager = threading.RLock()
-        self._writer: int | None = None  # the thread that writes rows, and how many contexts of its writing are open
-        self._depth = 0
-        tell_of_forks(self)
-
-    def after_fork(self) -> None:
-        """Make a new lock in a forked process, unless its only thread writes: one that it lacks may hold the old."""
-        if self._writer is None:
-            self.lock = threading.RLock()
-        elif self._writer != threading.get_ident():
-            self.lock = _HalfWritten()
-
-    def __enter__(self) -> None:
-        """Hold the lock, as one who writes rows: a process forked meanwhile by another thread refuses the tables."""
-        self.lock.__enter__()
-        self._writer, self._depth = threading.get_ident(), self._depth + 1
-
-    def __exit__(self, *error: object) -> None:
-        """Release the lock."""
-        self._depth -= 1
-        if not self._depth:
-            self._writer = None
-        self.lock.__exit__(None, None, None)
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -221,8 +150,8 @@ class Clock:
                     table.weight().copy_(weight)
                 rows.current = self.step
 
-    def _stale(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
-        """Return the tables that may have stale rows, each with its ``Rows``."""
+    def _stale(self, tables: list[Table]) -> list[tuple[Table, RowStates]]:
+        """Return the tables that may have stale rows, each with its ``RowStates``."""
         if self.history is None:
             return []
         return [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]

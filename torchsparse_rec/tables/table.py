@@ -20,15 +20,15 @@ from torch import Tensor
 from .._torch import as_stored, grad_of, see_swapped
 
 if TYPE_CHECKING:
-    from .clock import Clock
     from .growing import Places
     from .optimizer import TableOptimizer
     from .part import Part
+    from .steps import Steps
 
 __all__ = [
     "Collected",
     "Gradient",
-    "Rows",
+    "RowStates",
     "SECOND_BACKWARD",
     "Table",
     "announce",
@@ -36,7 +36,7 @@ __all__ = [
     "are_same",
     "collecting",
     "forget_collected",
-    "Growing",
+    "StepListener",
     "growing_among",
     "has_whole_rows",
     "is_growing_stale",
@@ -105,7 +105,7 @@ class Collected(NamedTuple):
     parts: list[Gradient]
 
 
-class Growing(Protocol):
+class StepListener(Protocol):
     """
     The calls by which an optimizer announces its steps to tables that grow, and are read while it trains.
 
@@ -131,7 +131,7 @@ class Growing(Protocol):
         """Bring rows kept elsewhere up to date: the history of the steps so far is about to be dropped."""
 
 
-class Rows:
+class RowStates:
     """
     The states that an optimizer keeps for a table, and the last step of each row.
 
@@ -140,7 +140,7 @@ class Rows:
 
     __slots__ = ("optimizer", "state", "states", "last_step", "clock", "current", "seed", "place")
 
-    def __init__(self, optimizer: TableOptimizer, state: dict, clock: Clock, place: tuple, seed: int) -> None:
+    def __init__(self, optimizer: TableOptimizer, state: dict, clock: Steps[Table], place: tuple, seed: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.state = state  # the optimizer's own, as state_dict() has it
         self.states: list[Tensor] = []  # the tensors of state, [V, D] or [V], as the operators take them
@@ -178,9 +178,9 @@ class Table:
         self.collected: Collected | None = None
         # The fused lookups whose backward can still come, by number, each with a function that says whether it can.
         self.awaited: dict[int, Callable[[], Any]] = {}
-        self._growing: weakref.ref[Growing] | None = None
+        self._growing: weakref.ref[StepListener] | None = None
         self.part: Part | None = None  # None: of no other rank; set by tables.stale.set_part()
-        self._rows: Rows | None = None
+        self._rows: RowStates | None = None
         self._optimizer: weakref.ref[TableOptimizer] | None = None
         for optimizer in list(_optimizers):
             if optimizer.holds(parameter):
@@ -214,23 +214,23 @@ class Table:
         return self._optimizer
 
     @property
-    def growing(self) -> weakref.ref[Growing] | None:
+    def growing(self) -> weakref.ref[StepListener] | None:
         """The listener to the table's steps, if it grows."""
         return self._growing
 
     @growing.setter
-    def growing(self, growing: weakref.ref[Growing]) -> None:
+    def growing(self, growing: weakref.ref[StepListener]) -> None:
         Table.some_grow = True
         self._growing = growing
         note_change()
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> RowStates | None:
         """The optimizer's record of the table after its first step; None before."""
         return self._rows
 
     @rows.setter
-    def rows(self, rows: Rows | None) -> None:
+    def rows(self, rows: RowStates | None) -> None:
         self._rows = rows
         note_change()
 
@@ -324,7 +324,7 @@ def _nothing() -> None:
     """Return None, as a weak reference to something that is gone does."""
 
 
-def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
+def growing_among(parameters: Iterable[Tensor]) -> list[StepListener]:
     """Return the tables that grow among the parameters' tables."""
     if not Table.some_grow:
         return []
@@ -333,7 +333,7 @@ def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     return [growing for reference in references if (growing := reference()) is not None]
 
 
-def is_growing_stale(growing: Growing) -> bool:
+def is_growing_stale(growing: StepListener) -> bool:
     """Say whether rows of a table that grows are stale, even while a trace puts another tensor for its parameter."""
     tables = [table for table in list(_tables.values()) if table.growing is not None and table.growing() is growing]
     return any(table.is_stale() for table in tables)

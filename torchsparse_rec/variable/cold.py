@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .. import ops
 from .._fork import tell_of_forks
-from ..tables.clock import ALL_ROWS
+from ..tables.steps import ALL_ROWS
 from .coldness import coldest
 from .keys import unpacked
 from .optimizer_rows import BEFORE_HISTORY, flush_rows
 from .options import CacheStrategy, StorageOption
-from .records import Field, Layout, Part, Records
+from .records import Field, RecordLayout, Records, RowPart
 from .store import RowStore
 from .tiers import DramTier, SsdTier, Tier
 
@@ -52,7 +52,7 @@ class ColdRows:
     def __init__(self, store: RowStore, option: StorageOption) -> None:
         self._store, self._option = store, option
         self._names = names = option.storage_type.tiers()[1:]
-        self._layout = Layout(store.weight.dtype, store.weight.shape[1], ())
+        self._layout = RecordLayout(store.weight.dtype, store.weight.shape[1], ())
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
@@ -84,11 +84,11 @@ class ColdRows:
         """Take over the result of :meth:`__getstate__`."""
         self.__init__(state["store"], state["option"])  # type: ignore[misc]
         if state["rows"]:
-            self.put(Part.of_tensors(state["rows"], self._store.weight.device))
+            self.put(RowPart.of_tensors(state["rows"], self._store.weight.device))
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
-    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> Layout:
+    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> RecordLayout:
         """Return the layout with the optimizer's states; if it has none, with those given or of the records."""
         columns = self._store.states.columns()
         fields = {name: Field(name, x.dtype, tuple(x.shape[1:]), initial) for name, x, initial in columns}
@@ -99,7 +99,7 @@ class ColdRows:
             dtype=self._store.weight.dtype, states=tuple(fields[name] for name in sorted(fields))
         )
 
-    def _caught_up(self, records: Records) -> Part:
+    def _caught_up(self, records: Records) -> RowPart:
         """Return the rows of records brought up to date with the steps that they have missed."""
         part, steps = records
         rows = self._store.states.table.rows
@@ -239,7 +239,7 @@ class ColdRows:
         # Stale rows are not flushed: once promoted, they catch up at once with the steps they missed, as in the first
         # tier.
         values, states, steps = self._store.states.stored(rows)
-        part = Part(keys, values, *unpacked(self._store.keys.entries[rows, 1]), states)
+        part = RowPart(keys, values, *unpacked(self._store.keys.entries[rows, 1]), states)
         try:
             self._put(keys.cpu(), self._layout.pack(part, steps))
         except BaseException:
@@ -300,7 +300,7 @@ class ColdRows:
 
     # ---- All rows ----------------------------------------------------------------------------------------------------
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[RowPart]:
         """Yield all rows outside of the first tier, up to date."""
         self._see_layout()
         device = self._store.weight.device
@@ -309,9 +309,9 @@ class ColdRows:
                 part = self._caught_up(self._layout.unpack(keys, records))
                 states = {name: x.to(device) for name, x in part.states.items()}
                 keys, values, frequencies, versions = (x.to(device) for x in part[:4])  # type: ignore[union-attr]
-                yield Part(keys, values, frequencies, versions, states)
+                yield RowPart(keys, values, frequencies, versions, states)
 
-    def put(self, part: Part) -> None:
+    def put(self, part: RowPart) -> None:
         """Write rows that are up to date."""
         self._see_layout(part.states)
         steps = torch.full((len(part.keys),), self._store.states.current_step())
@@ -363,7 +363,7 @@ class ColdRows:
         return self.tensors()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all rows as tensors on the host, by the names of :meth:`Part.tensors`."""
+        """Return all rows as tensors on the host, by the names of :meth:`RowPart.tensors`."""
         parts = [part.tensors() for part in self.parts()]
         if not parts:
             return {}

@@ -14,8 +14,8 @@ from torch.nn import Parameter
 from .. import ops
 from ..ops.row_optimizer import row_optimizer_make_current_
 from ..optim.row_optimizer import RowOptimizer
-from ..tables.clock import ITS_ROWS, Clock
-from ..tables.table import accumulator_dtype, note_change, table_of
+from ..tables.steps import ITS_ROWS, Steps
+from ..tables.table import Table, accumulator_dtype, note_change, table_of
 
 __all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "flush_rows", "new_zeros"]
 
@@ -229,7 +229,7 @@ class OptimizerRows:
             self.table.rows.clock.restart()
 
 
-def flush_rows(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_step: Tensor) -> None:
+def flush_rows(clock: Steps[Table], values: Tensor, states: Mapping[str, Tensor], last_step: Tensor) -> None:
     """
     Bring copies of rows up to date, in place.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .keys import packed, unpacked
 
-__all__ = ["Export", "Field", "Layout", "Part", "Records"]
+__all__ = ["Export", "Field", "RecordLayout", "RowPart", "Records"]
 
 
 class Export(NamedTuple):
@@ -26,7 +26,7 @@ class Export(NamedTuple):
     frequencies: Tensor
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """Rows of a table, of any tier, with their keys, frequencies, versions and optimizer states."""
 
     keys: Tensor
@@ -51,16 +51,16 @@ class Part(NamedTuple):
         }
 
     @staticmethod
-    def of_tensors(tensors: dict[str, Tensor], device: torch.device) -> Part:
+    def of_tensors(tensors: dict[str, Tensor], device: torch.device) -> RowPart:
         """Make a part, on a device, from the tensors of :meth:`tensors`."""
         there = {name: x.to(device) for name, x in tensors.items()}
         states = {name.removeprefix("states."): x for name, x in there.items() if name.startswith("states.")}
-        return Part(there["keys"], there["values"], there["frequencies"], there["versions"], states)
+        return RowPart(there["keys"], there["values"], there["frequencies"], there["versions"], states)
 
-    def select(self, which: Tensor) -> Part:
+    def select(self, which: Tensor) -> RowPart:
         """Return some of the rows, by a mask or by positions."""
         states = {name: values[which] for name, values in self.states.items()}
-        return Part(self.keys[which], self.values[which], self.frequencies[which], self.versions[which], states)
+        return RowPart(self.keys[which], self.values[which], self.frequencies[which], self.versions[which], states)
 
 
 class Field(NamedTuple):
@@ -75,12 +75,12 @@ class Field(NamedTuple):
 class Records(NamedTuple):
     """Rows in the form in which they left the first tier."""
 
-    part: Part
+    part: RowPart
     steps: Tensor
     """The optimizer step up to which each row is up to date, int64; BEFORE_HISTORY: the beginning of the history."""
 
 
-class Layout(NamedTuple):
+class RecordLayout(NamedTuple):
     """The layout of a record: the values, the states, frequency and version, and the step."""
 
     dtype: torch.dtype
@@ -99,7 +99,7 @@ class Layout(NamedTuple):
         """Return how many bytes a whole record takes."""
         return sum(_bytes(field) for field in self._parts())
 
-    def pack(self, part: Part, steps: Tensor) -> Tensor:
+    def pack(self, part: RowPart, steps: Tensor) -> Tensor:
         """Return records, ``[N, record bytes]`` uint8 on the host; missing states get their initial value."""
         values = {"": part.values, "numbers": packed(part.frequencies, part.versions), "steps": steps, **part.states}
         pieces = []
@@ -119,7 +119,7 @@ class Layout(NamedTuple):
             values[field.name] = piece.view(field.dtype).view(len(keys), *field.shape)
             begin = end
         rows, numbers, steps = (values.pop(name) for name in ("", "numbers", "steps"))
-        return Records(Part(keys, rows, *unpacked(numbers), values), steps)
+        return Records(RowPart(keys, rows, *unpacked(numbers), values), steps)
 
     def numbers(self, records: Tensor) -> Tensor:
         """Return frequency and version of each record in one number, int64, as :func:`packed` does."""

@@ -13,7 +13,7 @@ from .coldness import Coldness, coldest
 from .filters import CounterAdmission, SketchAdmission
 from .keys import packed, unpacked
 from .options import CacheStrategy, EmbeddingVariableOption, GlobalStepEvict, L2WeightEvict, LFUEvict, LRUEvict
-from .records import Part
+from .records import RowPart
 from .store import RowStore
 
 __all__ = ["TableRows"]
@@ -212,7 +212,7 @@ class TableRows:
         rows = mask.nonzero().flatten()
         return rows, keys.entries[rows, 0]
 
-    def parts(self, since: int | None = None, order: Callable[[Tensor], Tensor] | None = None) -> Iterator[Part]:
+    def parts(self, since: int | None = None, order: Callable[[Tensor], Tensor] | None = None) -> Iterator[RowPart]:
         """
         Yield all rows in parts, the first tier's first.
 
@@ -255,13 +255,13 @@ class TableRows:
         of_all = [torch.as_tensor(x, device=keys.device).expand(len(keys)) for x in (frequencies, versions)]
         backwards = torch.arange(len(keys) - 1, -1, -1, device=keys.device)
         firsts = torch.ops.torchsparse_rec.unique_rows.default(keys[backwards])[0]
-        part = Part(keys, values, of_all[0], of_all[1], {}).select(backwards[firsts])
+        part = RowPart(keys, values, of_all[0], of_all[1], {}).select(backwards[firsts])
         self.keep_capacity(part.keys)
         self.erase(keys)
         self.put(part)
         return torch.zeros_like(keys)
 
-    def put(self, part: Part) -> None:
+    def put(self, part: RowPart) -> None:
         """Write rows, new or not; rows that do not fit in the first tier go to the next, or are evicted."""
         keys = self.store.keys
         if self.cold is not None:
@@ -284,7 +284,7 @@ class TableRows:
         if len(new) <= room:
             table.insert(new, version=self.store.step, make_room=self.find_room)
 
-    def _hottest(self, part: Part, capacity: int) -> Part:
+    def _hottest(self, part: RowPart, capacity: int) -> RowPart:
         """Return the rows that stay within a capacity, and evict here: the coldest go, of both together."""
         keys = self.store.keys
         new = keys.find(part.keys) < 0
@@ -357,7 +357,7 @@ class TableRows:
         parts = [weight.index_select(0, part).double().square().sum(1) / 2 for part in rows.split(_CHUNK)]
         return torch.cat(parts) if parts else weight.new_zeros(0, dtype=torch.float64)
 
-    def _evict(self, goes: Callable[[Tensor, Tensor], Tensor], goes_cold: Callable[[Part], Tensor]) -> int:
+    def _evict(self, goes: Callable[[Tensor, Tensor], Tensor], goes_cold: Callable[[RowPart], Tensor]) -> int:
         """
         Evict rows, except the first tier's rows of the current step.
 

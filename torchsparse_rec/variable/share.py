@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .filters import CounterAdmission
-from .records import Part
+from .records import RowPart
 from .rows import TableRows
 
 __all__ = ["keep"]
@@ -37,7 +37,7 @@ def keep(rows: TableRows, has: Callable[[Tensor], Tensor], share: int | None) ->
     store.resize(capacity)
     store.keys.clear(capacity, device)
     for part in parts:
-        rows.put(Part.of_tensors(part.tensors(), device))
+        rows.put(RowPart.of_tensors(part.tensors(), device))
     if isinstance(admission, CounterAdmission):
         candidates = admission.candidates
         entries = candidates.entries[candidates.rows()]

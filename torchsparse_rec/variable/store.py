@@ -13,10 +13,10 @@ from torch.utils.hooks import unserializable_hook
 
 from .. import ops
 from ..tables.stale import mark_growing
-from ..tables.table import Growing, table_of
+from ..tables.table import StepListener, table_of
 from .keys import KeyRows, packed, unpacked
 from .optimizer_rows import OptimizerRows, new_zeros
-from .records import Part
+from .records import RowPart
 
 __all__ = ["RowStore"]
 
@@ -72,11 +72,11 @@ class RowStore:
         """The optimizer's states of the rows."""
         return OptimizerRows(self.weight)
 
-    def read(self, rows: Tensor) -> Part:
+    def read(self, rows: Tensor) -> RowPart:
         """Return some rows, up to date."""
         values, states = self.states.current(rows)
         entries = self.keys.entries.index_select(0, rows)
-        return Part(entries[:, 0].contiguous(), values, *unpacked(entries[:, 1]), states)
+        return RowPart(entries[:, 0].contiguous(), values, *unpacked(entries[:, 1]), states)
 
     def write(
         self,
@@ -162,7 +162,7 @@ class RowStore:
             _fit(grad, weight)
             weight.grad = grad
 
-    def tend(self, growing: Growing) -> None:
+    def tend(self, growing: StepListener) -> None:
         """Register ``growing`` for optimizers' steps; the Parameter may be another object than before."""
         weight = self.weight
         table = table_of(weight)
