@@ -9,19 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from nn.programs import Feature, Program, Spec
-from optim import cases
+from optim.cases import REFERENCES
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
 from torchsparse_rec.variable import EmbeddingVariableOption
 
-REFERENCES = {
-    "RowWiseAdagrad": cases.RowWiseAdagrad,
-    "PartialRowWiseAdam": cases.PartialRowWiseAdam,
-    "Ftrl": cases.Ftrl,
-    "LAMB": cases.Lamb,
-}
 HEAD = -1  # the head's number, where tables have theirs
 
 

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
+from ..ops.row_optimizer_rules import HYPERPARAMETERS, OPTIMIZER_RULES, rule_words
 from ..tables.table import table_if_any
 from ._in_backward import InBackward, already_written
 
 __all__ = ["Groups", "Rule"]
 
 
-class Rule(NamedTuple):
-    """A parameter group's hyperparameters, as the operators take them."""
+class Rule:
+    """
+    A parameter group's hyperparameters, as the operators take them, and what the rule says of itself.
 
-    name: str
-    hyperparameters: list[float]
-    states: tuple[str, ...]
-    # False if the history cannot hold this step's effect on rows without gradient: with lr * weight_decay of 1 or more.
-    regular: bool = True
+    Args:
+        name: one of ``OPTIMIZER_RULES``.
+        group: the hyperparameters by their names; ``betas`` are ``beta1`` and ``beta2``.
+        regular: False if the history cannot hold this step's effect on rows without gradient: with
+            ``lr * weight_decay`` of 1 or more.
+        values: hyperparameters that the group has not, or has otherwise.
+    """
+
+    def __init__(self, name: str, group: Mapping[str, Any], regular: bool = True, **values: Any) -> None:
+        if "betas" in group:
+            values["beta1"], values["beta2"] = group["betas"]
+        self.number = OPTIMIZER_RULES[name]
+        self.hyperparameters = [float(values[k] if k in values else group[k]) for k in HYPERPARAMETERS[name]]
+        self.regular = regular
+        self.words = rule_words(self.number, self.hyperparameters)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of a table's states, in the operators' order."""
+        return self.words.states
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether the steps are the same."""
+        return (
+            isinstance(other, Rule)
+            and self.number == other.number
+            and self.hyperparameters == other.hyperparameters
+            and self.regular == other.regular
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Groups(InBackward):
@@ -46,21 +74,21 @@ class Groups(InBackward):
     def sparse_obstacle(self, weight: Tensor) -> str | None:
         """Return why a sparse or fused gradient of this table saves nothing, or None."""
         group = self._group_of(weight)
-        try:
-            self._idle_motion(group)
-        except ValueError:
-            return f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
-        return None
+        if self._idle_motion(group):
+            return None
+        decay = f"with weight_decay={group['weight_decay']} " if self._is_decay_to_blame(group) else ""
+        return f"{decay}{type(self).__name__} updates every row each step"
+
+    def _is_decay_to_blame(self, group: dict[str, Any]) -> bool:
+        """Say whether many steps of a row without gradient would have a closed form without weight decay."""
+        return bool(self.rule({**group, "weight_decay": 0.0}).words.motion)
 
     def moves_idle_rows(self, weight: Tensor) -> bool:
         """Say whether a step also moves rows of this table, or their states, that have no gradient."""
         return self._moves_idle(self._group_of(weight))
 
     def _moves_idle(self, group: dict[str, Any]) -> bool:
-        try:
-            return self._idle_motion(group) != "none"
-        except ValueError:
-            return True
+        return self._idle_motion(group) != "none"
 
     def column_obstacle(self, weight: Tensor) -> str | None:
         """Return why this optimizer must not step some of the columns of this table alone, or None if it may."""
@@ -97,10 +125,8 @@ class Groups(InBackward):
         return groups[g]
 
     def _idle_motion(self, group: dict[str, Any]) -> str:
-        if group["lazy"]:
-            return "none"
-        rule = self.rule(group)
-        return idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
+        """Return how idle rows move, in the words of :func:`torchsparse_rec.ops.idle_motion`; empty: no closed form."""
+        return "none" if group["lazy"] else self.rule(group).words.motion
 
     def holds(self, parameter: Tensor) -> bool:
         """Say whether a parameter is in one of the groups."""
