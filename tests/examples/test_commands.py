@@ -9,7 +9,7 @@ import pytest
 import torch
 from examples.cases import assert_same_end, history_of, refused, run, said_in, write_criteo
 
-from torchsparse_rec import distributed
+from torchsparse_rec import checkpoint
 from torchsparse_rec.examples import _common, dlrm, ncf, wide_deep
 
 pytest.importorskip("pyarrow")
@@ -185,7 +185,7 @@ def test_it_refuses_folders_and_checkpoints_it_cannot_use(example, tmp_path, cap
     saved = tmp_path / "checkpoint"
     if example.command is not dlrm:
         assert f"there is no checkpoint {saved}" in refused(capsys, example.command, *example.on_from(tmp_path))
-    distributed.save(saved, torch.nn.Linear(1, 1), extra={"program": "another"})
+    checkpoint.save(saved, torch.nn.Linear(1, 1), extra={"program": "another"})
     text = refused(capsys, example.command, *example.on_from(tmp_path))
     assert text.endswith(f"error: {saved} is not a checkpoint of {example.command.PROGRAM}")
     (saved / "000001" / "manifest.json").write_text("garbled")
@@ -196,7 +196,7 @@ def test_a_full_disk_ends_training_with_one_line(example, tmp_path, monkeypatch,
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(distributed, "save", full)
+    monkeypatch.setattr(checkpoint, "save", full)
     text = refused(capsys, example.command, *example.into(tmp_path), "--epochs", 1)
     assert "No space left on device" in text
 

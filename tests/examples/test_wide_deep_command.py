@@ -8,7 +8,7 @@ import pytest
 import torch
 from examples.cases import assert_same_end, damage_criteo, refused, run, settings_of, write_criteo
 
-from torchsparse_rec import distributed
+from torchsparse_rec import checkpoint
 from torchsparse_rec.examples import _common
 from torchsparse_rec.examples import wide_deep as command
 
@@ -156,7 +156,7 @@ def weights_of(folder, flags):
     parser = command.make_parser()
     settings = parser.settings(vars(parser.parse_args([str(flag) for flag in flags])))
     model = command.make_model(command.make_transform(settings), settings)
-    distributed.load(folder / "checkpoint", model)
+    checkpoint.load(folder / "checkpoint", model)
     return dict(model.state_dict())
 
 
