@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 import torchsparse_rec
-from torchsparse_rec.data.criteo import CATEGORIES, INTEGERS
-from torchsparse_rec.examples.dlrm.data import Batch, Generator
-from torchsparse_rec.examples.dlrm.model import DenseLayers
+from torchsparse_rec.data.criteo import CATEGORIES
+from torchsparse_rec.examples.dlrm import Batch, DenseLayers, Generator
 
 from .rows import Call, Case, Make, Options, Row
 
@@ -46,7 +45,7 @@ class Problem:
     @cached_property
     def batches(self) -> list[Batch]:
         """The batches, on the device."""
-        made = Generator(self.batch).batches(0, 4 if self.distinct else BATCHES)
+        made = map(Generator(self.batch).batch, range(4 if self.distinct else BATCHES))
         return [self._moved(batch) for batch in made]
 
     def _moved(self, batch: Batch) -> Batch:
@@ -67,7 +66,7 @@ class Problem:
         """Make the dense part with its first weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
-            return DenseLayers(len(INTEGERS), len(CATEGORIES), DIM, BOTTOM, TOP).to(self.device)
+            return DenseLayers(len(CATEGORIES), DIM, BOTTOM, TOP).to(self.device)
 
 
 class Tables(Protocol):

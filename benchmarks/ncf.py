@@ -6,10 +6,10 @@ import itertools
 
 import torch
 
-from torchsparse_rec.examples.ncf.sampling import Batch
-from torchsparse_rec.examples.ncf.settings import Settings
+from torchsparse_rec.examples.ncf import Batch, make_parser
 from torchsparse_rec.typing import GradMode
 
+from .compared_ncf import build_step
 from .rows import Call, Case, Make, Options, Row, tensorflow
 
 USERS, ITEMS, BATCH = 943, 1_682, 1_024
@@ -29,9 +29,8 @@ def batches(device: str) -> list[Batch]:
 
 def training(kind: str, options: Options, grad_mode: GradMode = "dense", keras_rule: bool = True) -> Call:
     """Return a call that trains on the next batch. Every kind starts from the same weights."""
-    from torchsparse_rec.examples.ncf.steps import build_step
-
-    step = build_step(kind, USERS, ITEMS, Settings(grad_mode=grad_mode), options.device, keras_rule)
+    settings = make_parser().settings({"grad_mode": grad_mode})
+    step = build_step(kind, USERS, ITEMS, settings, options.device, keras_rule)
     prepared = itertools.cycle(step.prepare(batches(options.device)))
     return lambda: step(next(prepared))
 

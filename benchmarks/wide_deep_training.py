@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 import torchsparse_rec
-from torchsparse_rec.examples.wide_deep.columns import generated_columns
-from torchsparse_rec.examples.wide_deep.data import HOTS, Batch, Generator
+from torchsparse_rec.distributed.torchrun import Ranks
+from torchsparse_rec.examples import _common, wide_deep
+from torchsparse_rec.examples.wide_deep import HOTS, Batch, Generator
 
 from .rows import Call, Case, Make, Options, Row, UnavailableError, tensorflow
 
@@ -46,9 +47,15 @@ class Problem:
         generator = Generator(self.rows, self.batch)
         return [_moved(generator.batch(number), self.device) for number in range(BATCHES)]
 
-    def columns(self) -> Any:
-        """Make the columns anew, because their transform may be moved to another device."""
-        return generated_columns(self.kind, self.rows, DIM)
+    def settings(self) -> Any:
+        """Return the example's settings, by which an epoch has all batches."""
+        given = {"columns": self.kind, "rows": self.rows, "embedding_dim": DIM, "mlp": list(MLP), "lr": RATE}
+        sizes = {"batch_size": self.batch, "samples": BATCHES * self.batch, "held_out": self.batch}
+        return wide_deep.make_parser().settings({**given, **sizes})
+
+    def transform(self) -> Any:
+        """Make the transform anew, because it may be moved to another device."""
+        return wide_deep.make_transform(self.settings())
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -61,14 +68,12 @@ class Problem:
         generator = torch.Generator().manual_seed(2)
         return {
             table.name: torch.empty(self.rows, DIM + 1).uniform_(-0.01, 0.01, generator=generator)
-            for table in self.columns().transform.embedding_bag_configs()
+            for table in self.transform().embedding_bag_configs()
         }
 
     def model(self) -> Any:
         """Make the network with its first weights."""
-        from torchsparse_rec.examples.wide_deep.steps import make_model
-
-        return make_model(self.columns(), MLP, "fused", 0, self.device)
+        return wide_deep.make_model(self.transform(), self.settings()).to(self.device)
 
 
 def _moved(batch: Batch, device: str) -> Batch:
@@ -82,11 +87,10 @@ class OurTables:
     """Our sparse step: columns to ids, lookup, backward with a given gradient, update."""
 
     def __init__(self, problem: Problem) -> None:
-        columns, tables = problem.columns(), problem.tables()
+        tables, self.transform = problem.tables(), problem.transform().to(problem.device)
         self.names = list(tables)
-        self.transform = columns.transform.to(problem.device)
         self.bags = torchsparse_rec.nn.EmbeddingBagCollection(
-            columns.transform.embedding_bag_configs(),
+            self.transform.embedding_bag_configs(),
             grad_mode="fused",
             device=torch.device(problem.device),
         )
@@ -112,8 +116,8 @@ class TheirTables:
 
     def __init__(self, problem: Problem, options: Options, form: tuple[str, str]) -> None:
         tf = tensorflow(options)
-        from torchsparse_rec.examples._tensorflow import Optimizer
-        from torchsparse_rec.examples.wide_deep.tensorflow_step import Form, TensorflowTables
+        from .tensorflow_training import Optimizer
+        from .wide_deep_tensorflow import Form, TensorflowTables
 
         names = _features(problem)
         hots = [HOTS[name] for name in names]
@@ -137,7 +141,7 @@ class TheirTables:
 
 def _features(problem: Problem) -> list[str]:
     """Return the features' names, in the order of the tables."""
-    return [name for table in problem.columns().transform.embedding_bag_configs() for name in table.feature_names]
+    return [name for table in problem.transform().embedding_bag_configs() for name in table.feature_names]
 
 
 def _gradients(problem: Problem, hots: list[int], tables: str) -> list[Tensor]:
@@ -216,19 +220,32 @@ def _sizes(problem: Problem) -> str:
 # ---- The whole step --------------------------------------------------------------------------------------------------
 
 
+def our_step(settings: Any, model: wide_deep.WideDeep) -> Callable[[Batch], Any]:
+    """Return our training step, from raw columns."""
+    device = next(model.parameters()).device
+    transform, ranks = wide_deep.make_transform(settings).to(device), Ranks()
+    make: Any = _common.OPTIMIZERS[settings.optimizer]
+    optimizer = make(model.parameters(), lr=settings.lr, in_backward=True)
+
+    def step(batch: Batch) -> Any:
+        features = transform(batch.columns)
+        logits = model(features.dense, features.sparse)
+        return _common.train(model, optimizer, logits, batch.labels.to(device), ranks)
+
+    return step
+
+
 def our_training(problem: Problem) -> Callable[[Batch], Tensor]:
     """Make our training step of the whole network."""
-    from torchsparse_rec.examples.wide_deep.steps import TorchStep
-
-    return TorchStep(problem.columns(), problem.model(), "sgd", RATE)
+    return our_step(problem.settings(), problem.model())
 
 
 def their_training(problem: Problem, options: Options, form: tuple[str, str]) -> Callable[[Batch], Any]:
     """Make TensorFlow's training step of the whole network, on batches that are prepared once."""
     tensorflow(options)
-    from torchsparse_rec.examples.wide_deep.tensorflow_step import Form, TensorflowStep
+    from .wide_deep_tensorflow import Form, TensorflowStep
 
-    step = TensorflowStep(problem.columns(), problem.model(), RATE, problem.batch, Form(*form))
+    step = TensorflowStep(problem.settings(), problem.model(), Form(*form))
     prepared = {id(batch): step.prepare(batch) for batch in problem.batches}
     return lambda batch: step(prepared[id(batch)])
 
@@ -288,19 +305,15 @@ def prebatched_row() -> Row:
         problem = _problem("identity", options)
 
         def from_file() -> Call:
-            from torchsparse_rec.examples.wide_deep.sources import PrebatchedSource
-
             step = our_training(problem)
-            generator = Generator(problem.rows, problem.batch)
             # The file is open, and can be read after its name is removed.
             with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "train.arrow")
-                source = PrebatchedSource(path, generator, BATCHES * problem.batch, problem.batch)
+                source = wide_deep.generated_source(problem.settings(), Path(folder, "train.arrow"))
             device = torch.device(problem.device)
 
             def epochs() -> Any:
                 while True:
-                    yield from source.batches()
+                    yield from source.batches(0)
 
             batches = epochs()
             return lambda: step(_on(next(batches), device))

@@ -309,7 +309,7 @@ inline OptimizerRule check_collection_current(const char* op, const std::vector<
   check_optimizer_steps(op, step, base, /*least=*/0);
   TSR_CHECK_VALUE(last_steps.size() == weights.size(), op, ": last_steps must be one for each of the ", weights.size(),
                   " tables, got ", last_steps.size());
-  check_optimizer_tables(op, rule, hyperparameters, weights, states, last_steps);
+  check_optimizer_tables(op, rule, weights, states, last_steps);
   check_catching_up(op, last_steps, history, step - base);
   return rule;
 }
@@ -354,13 +354,12 @@ inline CollectionStep check_collection_step(const Collection& c, const std::vect
     if (wanted[k]) result.weights.push_back(weights[k]);
   }
   check_optimizer_steps(c.op, step, base, /*least=*/1);
-  check_optimizer_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps);
+  check_optimizer_tables(c.op, result.rule, result.weights, states, last_steps);
   CallMemory memory = c.read;
   memory.add_read(Place{"grad_scale"}, grad_scale);
-  check_written_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps, history,
-                       std::move(memory));
+  check_written_tables(c.op, result.rule, result.weights, states, last_steps, history, std::move(memory));
   check_catching_up(c.op, last_steps, history, step - 1 - base);
-  if (!last_steps.empty()) check_idle_rows(c.op, result.rule, hyperparameters);
+  if (!last_steps.empty()) check_idle_rows(c.op, result.rule);
   check_rounding_seeds(c.op, result.weights, rounding_seeds);
   check_whole(c.op, whole, last_steps);
   check_grad_scale(c.op, grad_scale, result.weights);

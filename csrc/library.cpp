@@ -169,6 +169,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor indices, int rule, float[] hyperparameters) -> ()");
 
   // row_optimizer
+  m.def("row_optimizer_rule(int? rule, float[] hyperparameters) -> Tensor");
   m.def(
       "row_optimizer_update_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps, Tensor? history,"
       " Tensor[] rows, Tensor[] values, Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base,"

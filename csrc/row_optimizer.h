@@ -21,12 +21,16 @@
 // * row_optimizer_current(weight, states, last_step, history, rows, ...) -> [U, D]: what the rows of weight are as of
 //   step `step`, all written steps and all idle ones; nothing is written. Rows in any order, repeated as one likes.
 //   row_optimizer_make_current_ flushes all rows: it writes just that, weights and states.
-// * Idle maps are exact for sgd, rmsprop and adadelta. For adam, amsgrad and partial_rowwise_adam the movement is a sum
-//   that is expanded to within 3e-8 of it (float64: 1e-13). There is none, ValueError from advance_ and from an update
-//   with last_steps and rows, where weight decay enters the second moment (weight_decay != 0 and not decoupled), and
-//   for lamb. For adagrad, rowwise_adagrad and ftrl nothing moves and last_steps must be empty.
+// * row_optimizer_rule(rule?, hyperparameters) -> text [N], uint8, on the CPU: what a rule says of itself, whatever the
+//   range of its hyperparameters. One line has the names of its states. The next says what an idle step changes:
+//   "none", "states" or "weight"; or nothing, and the third says why many idle steps have no closed form. Without rule
+//   there is a line for each rule, in the order of their numbers: its name and those of its hyperparameters.
+// * Idle maps are exact for the rules that have a LinearMap. For those with an AdamMap the movement is a sum that is
+//   expanded to within 3e-8 of it (float64: 1e-13). What a rule does to idle rows its motion() says. Where it has no
+//   closed form, an update with last_steps and rows, and advance_, raise ValueError, as they do for a rule without
+//   maps; where nothing moves, last_steps must be empty.
 // * Tables: weights[k] [V_k, D_k], all of one dtype, float16, bfloat16, float32 or float64, and one device. states:
-//   table after table those of the rule (state_names below), [V_k, D_k] or [V_k], in the accumulator's dtype: float32,
+//   table after table those of the rule (its states()), [V_k, D_k] or [V_k], in the accumulator's dtype: float32,
 //   for float64 weights float64. values[k]: [U_k, D_k] in the accumulator's dtype or the weights'. rows: one int64
 //   vector per table, strictly increasing, or none for all tables: then values[k] is [V_k, D_k]. last_steps: none, or
 //   one int32 [V_k] per table; numbers outside [0, step - base] count as the nearer end. grad_scale: one element of the
@@ -49,100 +53,9 @@
 // gradients of their own. Source: torch.optim's formulas, with all scalars computed in float64;
 // tf.compat.v1.train.FtrlOptimizer; FBGEMM's row-wise Adagrad, partial row-wise Adam and LAMB.
 #pragma once
-#include <string_view>
-
 #include "row_optimizer_rules.h"
 
 namespace tsr {
-
-// ---- Rules ----------------------------------------------------------------------------------------------------------
-
-inline const std::vector<const char*>& hyperparameter_names(OptimizerRule rule) {
-  static const std::vector<const char*> adam{"lr",           "beta1",     "beta2",         "eps",
-                                             "weight_decay", "decoupled", "tensorflow_eps"};
-  static const std::array<std::vector<const char*>, kOptimizerRules> names{{
-      {"lr", "momentum", "dampening", "nesterov", "weight_decay"},
-      {"lr", "lr_decay", "eps", "weight_decay"},
-      {"lr", "lr_decay", "eps", "weight_decay"},
-      adam,
-      adam,
-      {"lr", "beta1", "beta2", "eps", "weight_decay"},
-      {"lr", "alpha", "eps", "weight_decay", "momentum", "centered"},
-      {"lr", "lr_power", "l1", "l2", "l2_shrinkage", "beta"},
-      {"lr", "rho", "eps", "weight_decay"},
-      {"lr", "beta1", "beta2", "eps", "weight_decay"},
-  }};
-  return names[static_cast<size_t>(rule)];
-}
-
-// The states of a table, in their order; hyperparameters must have been checked.
-inline const std::vector<const char*>& state_names(OptimizerRule rule, const std::vector<double>& h) {
-  using Names = std::vector<const char*>;
-  static const Names none, momentum{"momentum_buffer"}, sum{"sum"}, adam{"exp_avg", "exp_avg_sq"},
-      amsgrad{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, rmsprop{"square_avg"},
-      rmsprop_momentum{"square_avg", "momentum_buffer"}, centered{"square_avg", "grad_avg"},
-      centered_momentum{"square_avg", "momentum_buffer", "grad_avg"}, ftrl{"accumulator", "linear"},
-      adadelta{"square_avg", "acc_delta"};
-  switch (rule) {
-    case OptimizerRule::kSgd:
-      return h[1] != 0 ? momentum : none;
-    case OptimizerRule::kAdagrad:
-    case OptimizerRule::kRowwiseAdagrad:
-      return sum;
-    case OptimizerRule::kAmsgrad:
-      return amsgrad;
-    case OptimizerRule::kRmsprop:
-      if (h[4] > 0) return h[5] != 0 ? centered_momentum : rmsprop_momentum;
-      return h[5] != 0 ? centered : rmsprop;
-    case OptimizerRule::kFtrl:
-      return ftrl;
-    case OptimizerRule::kAdadelta:
-      return adadelta;
-    default:
-      return adam;
-  }
-}
-
-// The state that has one value per row, by its place; -1: none.
-inline int row_state(OptimizerRule rule) {
-  if (rule == OptimizerRule::kRowwiseAdagrad) return 0;
-  return rule == OptimizerRule::kPartialRowwiseAdam ? 1 : -1;
-}
-
-// Whether idle steps have a map that history can hold. Where they change nothing, that is "no".
-inline bool has_idle_maps(OptimizerRule rule) {
-  switch (rule) {
-    case OptimizerRule::kSgd:
-    case OptimizerRule::kAdam:
-    case OptimizerRule::kAmsgrad:
-    case OptimizerRule::kPartialRowwiseAdam:
-    case OptimizerRule::kRmsprop:
-    case OptimizerRule::kAdadelta:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Whether weight decay enters the second moment of a rule that has idle maps otherwise.
-inline bool decay_is_coupled(OptimizerRule rule, const std::vector<double>& h) {
-  switch (rule) {
-    case OptimizerRule::kAdam:
-    case OptimizerRule::kAmsgrad:
-      return h[4] != 0 && h[5] == 0;
-    case OptimizerRule::kRmsprop:
-    case OptimizerRule::kAdadelta:
-      return h[3] != 0;
-    default:
-      return false;
-  }
-}
-
-// Whether a step that flushes no rows must look for zeros among those that it names: plain descent does not move
-// them.
-inline bool must_skip_zeros(OptimizerRule rule, const std::vector<double>& h) {
-  return rule != OptimizerRule::kSgd || h[1] != 0 || h[4] != 0;
-}
 
 // A table that is only read may have any layout: where its rows are not whole, a copy.
 inline Tensor readable_rows(const Tensor& x) { return has_whole_rows(x) ? x : as_contiguous(x); }
@@ -155,40 +68,6 @@ inline std::vector<Tensor> readable_rows(const std::vector<Tensor>& tensors) {
 }
 
 // ---- Checks ---------------------------------------------------------------------------------------------------------
-
-// The ranges are torch's. Written so that a NaN is outside.
-inline OptimizerRule check_optimizer_rule(const char* op, int64_t value, const std::vector<double>& h) {
-  TSR_CHECK_VALUE(value >= 0 && value < kOptimizerRules, op, ": rule must be in [0, ", kOptimizerRules, "), got ",
-                  value);
-  const OptimizerRule rule = static_cast<OptimizerRule>(value);
-  const std::vector<const char*>& names = hyperparameter_names(rule);
-  TSR_CHECK_VALUE(h.size() == names.size(), op, ": hyperparameters must be ", names.size(), ", got ", h.size());
-  for (size_t k = 0; k < h.size(); ++k) {
-    const std::string_view name = names[k];
-    const auto must = [&](bool holds, const char* what) {
-      TSR_CHECK_VALUE(holds, op, ": ", names[k], " must be ", what, ", got ", h[k]);
-    };
-    if (name == "beta1" || name == "beta2") {
-      must(h[k] >= 0 && h[k] < 1, "in [0, 1)");
-    } else if (name == "rho") {
-      must(h[k] >= 0 && h[k] <= 1, "in [0, 1]");
-    } else if (name == "lr_power") {
-      must(h[k] <= 0, "<= 0");
-    } else if (name == "dampening") {
-      must(h[k] == h[k], "a number");
-    } else if (name == "nesterov" || name == "decoupled" || name == "centered" || name == "tensorflow_eps") {
-      must(h[k] == 0 || h[k] == 1, "0 or 1");
-    } else if (name == "lr" && rule == OptimizerRule::kFtrl) {
-      must(h[k] > 0, "> 0");
-    } else {
-      must(h[k] >= 0, ">= 0");
-    }
-  }
-  if (rule == OptimizerRule::kSgd) {
-    TSR_CHECK_VALUE(h[3] == 0 || (h[1] > 0 && h[2] == 0), op, ": nesterov must come with momentum > 0 and dampening 0");
-  }
-  return rule;
-}
 
 inline void check_optimizer_steps(const char* op, int64_t step, int64_t base, int64_t least) {
   TSR_CHECK_VALUE(base >= 0, op, ": base must be >= 0, got ", base);
@@ -222,10 +101,9 @@ inline void check_table_tensor(const char* op, const Place& name, const Tensor& 
 
 // Weights, states and last_steps of K tables: what every operator that steps or flushes takes. The rule must have
 // been checked.
-inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std::vector<double>& h,
-                                   const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                   const std::vector<Tensor>& last_steps) {
-  const std::vector<const char*>& names = state_names(rule, h);
+inline void check_optimizer_tables(const char* op, const OptimizerRule& rule, const std::vector<Tensor>& weights,
+                                   const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps) {
+  const StateNames names = state_names(rule);
   TSR_CHECK_VALUE(states.size() == names.size() * weights.size(), op, ": states must be ", names.size(),
                   " for each of the ", weights.size(), " tables, got ", states.size());
   TSR_CHECK_VALUE(last_steps.empty() || last_steps.size() == weights.size(), op,
@@ -254,11 +132,10 @@ inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std
 
 // The same tables, for operators that write them: their layouts, and that they share no memory, neither with each other
 // nor with what is read meanwhile, which `memory` holds.
-inline void check_written_tables(const char* op, OptimizerRule rule, const std::vector<double>& h,
-                                 const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                 const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
-                                 CallMemory memory) {
-  const std::vector<const char*>& names = state_names(rule, h);
+inline void check_written_tables(const char* op, const OptimizerRule& rule, const std::vector<Tensor>& weights,
+                                 const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+                                 const std::optional<Tensor>& history, CallMemory memory) {
+  const StateNames names = state_names(rule);
   for (size_t k = 0; k < weights.size(); ++k) {
     check_written_rows(op, Place{"weights", k}, weights[k]);
     memory.add_written(Place{"weights", k}, weights[k]);
@@ -307,16 +184,17 @@ inline void check_catching_up(const char* op, const std::vector<Tensor>& last_st
 }
 
 // A step whose rows are named leaves the others idle: they must have a map.
-inline void check_idle_rows(const char* op, OptimizerRule rule, const std::vector<double>& h) {
-  TSR_CHECK_VALUE(has_idle_maps(rule), op, ": rule must be one whose idle rows move by a map, got ",
-                  static_cast<int64_t>(rule));
-  TSR_CHECK_VALUE(!decay_is_coupled(rule, h), op,
-                  ": weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got ",
-                  h[rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad ? 4 : 3]);
-  const bool decoupled = rule == OptimizerRule::kPartialRowwiseAdam ||
-                         ((rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad) && h[5] != 0);
-  TSR_CHECK_VALUE(!decoupled || h[0] * h[4] <= 1, op, ": weight_decay must be at most 1 / lr, got ", h[4], " with lr ",
-                  h[0]);
+inline void check_idle_rows(const char* op, const OptimizerRule& rule) {
+  TSR_CHECK_VALUE(has_idle_maps(rule), op, ": rule must be one whose idle rows move by a map, got ", rule.index());
+  dispatch_map(rule, [&](const auto& optimizer) {
+    TSR_CHECK_VALUE(optimizer.motion().kind != IdleMotion::kNoClosedForm, op,
+                    ": weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got ",
+                    optimizer.weight_decay);
+    if constexpr (!std::is_same_v<typename std::decay_t<decltype(optimizer)>::Map, LinearMap>) {
+      TSR_CHECK_VALUE(!optimizer.shrinks_weights() || optimizer.lr * optimizer.weight_decay <= 1, op,
+                      ": weight_decay must be at most 1 / lr, got ", optimizer.weight_decay, " with lr ", optimizer.lr);
+    }
+  });
 }
 
 // Tables that are stepped whole (above) need their rows' last steps.
@@ -342,14 +220,14 @@ inline OptimizerRule check_row_optimizer_update(
   const char* op = "row_optimizer_update_";
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/1);
-  check_optimizer_tables(op, rule, h, weights, states, last_steps);
+  check_optimizer_tables(op, rule, weights, states, last_steps);
   CallMemory read;
   read.add_read("rows", rows);
   read.add_read("values", values);
   read.add_read(Place{"grad_scale"}, grad_scale);
-  check_written_tables(op, rule, h, weights, states, last_steps, history, std::move(read));
+  check_written_tables(op, rule, weights, states, last_steps, history, std::move(read));
   check_catching_up(op, last_steps, history, step - 1 - base);
-  if (!last_steps.empty() && !rows.empty()) check_idle_rows(op, rule, h);
+  if (!last_steps.empty() && !rows.empty()) check_idle_rows(op, rule);
   check_rounding_seeds(op, weights, rounding_seeds);
   check_whole(op, whole, last_steps);
   check_grad_scale(op, grad_scale, weights);
@@ -384,7 +262,7 @@ inline OptimizerRule check_row_optimizer_advance(const Tensor& history, int64_t 
                                                  const std::vector<double>& h, int64_t step, int64_t base) {
   const char* op = "row_optimizer_advance_";
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
-  check_idle_rows(op, rule, h);
+  check_idle_rows(op, rule);
   check_optimizer_steps(op, step, base, /*least=*/1);
   check_history(op, history, step - base);
   TSR_CHECK_VALUE(history.is_contiguous(), op, ": history must be contiguous, as it is written in place");
@@ -398,7 +276,7 @@ inline OptimizerRule check_row_optimizer_current(const Tensor& weight, const std
   const char* op = "row_optimizer_current";
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/0);
-  check_optimizer_tables(op, rule, h, {weight}, states, {last_step});
+  check_optimizer_tables(op, rule, {weight}, states, {last_step});
   check_catching_up(op, {last_step}, history, step - base);
   check_vector(op, "rows", rows);
   TSR_CHECK_VALUE(rows.scalar_type() == ScalarType::Long, op, ": rows must be Long, got ",
@@ -416,8 +294,8 @@ inline OptimizerRule check_row_optimizer_make_current(const std::vector<Tensor>&
   const char* op = "row_optimizer_make_current_";
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/0);
-  check_optimizer_tables(op, rule, h, weights, states, last_steps);
-  check_written_tables(op, rule, h, weights, states, last_steps, history, CallMemory());
+  check_optimizer_tables(op, rule, weights, states, last_steps);
+  check_written_tables(op, rule, weights, states, last_steps, history, CallMemory());
   check_catching_up(op, last_steps, history, step - base);
   check_rounding_seeds(op, weights, rounding_seeds);
   return rule;

@@ -13,24 +13,9 @@
 
 namespace tsr {
 
-// The values of `rule` in the schemas; torchsparse_rec/ops/row_optimizer.py mirrors them.
-enum class OptimizerRule : int64_t {
-  kSgd = 0,
-  kAdagrad = 1,
-  kRowwiseAdagrad = 2,
-  kAdam = 3,
-  kAmsgrad = 4,
-  kPartialRowwiseAdam = 5,
-  kRmsprop = 6,
-  kFtrl = 7,
-  kAdadelta = 8,
-  kLamb = 9,
-};
-constexpr int64_t kOptimizerRules = 10;
-
 constexpr int64_t kHistoryColumns = 8;
 
-// ---- Linear maps: sgd, rmsprop, adadelta ----------------------------------------------------------------------------
+// ---- Linear maps ----------------------------------------------------------------------------------------------------
 
 // (w, b) -> (w_w w + w_b b, b_w w + b_b b) for the weight and its momentum, and p times the averages.
 struct LinearMap {
@@ -138,77 +123,6 @@ TSR_HOST_DEVICE void append_map(Map* history, int64_t at, const Map& leaf) {
   for (int level = 0; (at >> level & 1) != 0; ++level) {
     map = Map::composed(history[history_row((at >> level) - 1, level)], map);
     history[history_row(at >> (level + 1), level + 1)] = map;
-  }
-}
-
-// ---- Idle maps of one step ------------------------------------------------------------------------------------------
-
-inline LinearMap linear_leaf(OptimizerRule rule, const double* h, int64_t step) {
-  LinearMap leaf;
-  if (rule == OptimizerRule::kAdadelta) {
-    leaf.p = h[1];
-  } else if (rule == OptimizerRule::kRmsprop) {
-    leaf.p = h[1];
-    leaf.b_b = h[4];
-    leaf.w_b = -h[0] * h[4];
-  } else if (h[1] == 0) {
-    leaf.w_w = 1 - h[0] * h[4];
-  } else {
-    // b' = kept b + decay w; w' = w - lr (nesterov ? weight_decay w + momentum b' : b').
-    const double lr = h[0], ahead = h[3] != 0 ? h[1] : 1;
-    leaf.b_b = step == 1 ? 0 : h[1];
-    leaf.b_w = step == 1 ? h[4] : (1 - h[2]) * h[4];
-    leaf.w_b = -lr * ahead * leaf.b_b;
-    leaf.w_w = 1 - lr * (ahead * leaf.b_w + (h[3] != 0 ? h[4] : 0));
-  }
-  return leaf;
-}
-
-template <class Map>
-Map adam_leaf(bool decoupled, bool tensorflow_eps, const double* h, int64_t step) {
-  const double t = static_cast<double>(step);
-  Map leaf;
-  leaf.p1 = h[1];
-  leaf.root2 = std::sqrt(h[2]);
-  leaf.d = decoupled ? 1 - h[0] * h[4] : 1;
-  const double root = std::sqrt(1 - std::pow(h[2], t));
-  // Where eps stands before the correction of the bias, the root is the weight's instead of A's.
-  const double factor = leaf.shrinking() / (tensorflow_eps ? 1 : root);
-  double weight = h[0] / (1 - std::pow(h[1], t)) * h[1] * (tensorflow_eps ? root : 1);
-  for (double& n : leaf.n) {
-    n = weight;
-    weight *= factor;
-  }
-  return leaf;
-}
-
-// Calls f with the type of the rule's idle maps, as a type_tag; does nothing for a rule without.
-template <class F>
-void dispatch_map(OptimizerRule rule, F&& f) {
-  switch (rule) {
-    case OptimizerRule::kSgd:
-    case OptimizerRule::kRmsprop:
-    case OptimizerRule::kAdadelta:
-      return f(type_tag<LinearMap>{});
-    case OptimizerRule::kAdam:
-    case OptimizerRule::kPartialRowwiseAdam:
-      return f(type_tag<AdamMap<true>>{});
-    case OptimizerRule::kAmsgrad:
-      return f(type_tag<AdamMap<false>>{});
-    default:
-      return;
-  }
-}
-
-// The map of step `step` for a row without gradient.
-template <class Map>
-Map leaf_of(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step) {
-  const double* h = hyperparameters.data();
-  if constexpr (std::is_same_v<Map, LinearMap>) {
-    return linear_leaf(rule, h, step);
-  } else {
-    const bool row_wise = rule == OptimizerRule::kPartialRowwiseAdam;
-    return adam_leaf<Map>(row_wise || h[5] != 0, !row_wise && h[6] != 0, h, step);
   }
 }
 

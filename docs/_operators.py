@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/operators.md"
 _NAMESPACE = "torchsparse_rec::"
 # Questions about the machine, which are no operators on tensors, and the numbers of plans.
-_NOT_OPERATORS = {"cpu_level", "check_errors", "collection_plan", "collection_plan_free"}
+_NOT_OPERATORS = {"cpu_level", "row_optimizer_rule", "check_errors", "collection_plan", "collection_plan_free"}
 _HEAD = """\
 # Operators
 

@@ -6,7 +6,7 @@ import importlib
 import re
 from typing import Any
 
-__all__ = ["extra_module", "extras"]
+__all__ = ["extra_module", "extras", "module_of_repository"]
 
 
 def extra_module(module: str, extra: str, user: str) -> Any:
@@ -26,6 +26,14 @@ def extra_module(module: str, extra: str, user: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(f"{user} needs {package}: {_how_to_install(extra)}") from error
+
+
+def module_of_repository(module: str, user: str) -> Any:
+    """Import a module of the repository that is not installed; ``ImportError`` says what needs it, and where it is."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise ImportError(f"{user} needs {module} of the repository: run it in the folder of a checkout") from None
 
 
 def extras() -> dict[str, str]:

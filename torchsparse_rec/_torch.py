@@ -72,6 +72,9 @@ any_requires_grad: Callable[..., bool] = private("_C._any_requires_grad", _any_r
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
 set_grad: Callable[[Tensor, Tensor | None], None] = Tensor.grad.__set__  # type: ignore[union-attr]
 
+# A context in which no mode, as that of fake tensors, has a say.
+below_modes: Callable[[], Any] = private("_C._DisableTorchDispatch", nullcontext)
+
 _transforms: Callable[[], Any] = private("_C._functorch.peek_interpreter_stack", lambda: True)
 _modes: Callable[[], int] = private("_C._len_torch_dispatch_stack", lambda: 1)
 

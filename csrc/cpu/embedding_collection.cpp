@@ -151,7 +151,7 @@ std::tuple<Tensor, Tensor> look_up_current(NothingKept*, const std::vector<Tenso
   const PooledOutput results = new_output(c, weights[0]);
   dispatch_float(weights[0].scalar_type(), c.op, "weights", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
-    const OptimizerStep<acc_t<T>> call(rule, at.hyperparameters, at.step, at.base, /*now=*/at.step, &history,
+    const OptimizerStep<acc_t<T>> call(rule, at.step, at.base, /*now=*/at.step, &history,
                                        /*scale=*/1);
     const std::vector<RowStepper<T>> steppers = steppers_of<T>(call, weights, states, last_steps, {});
     const TablePointers<T> pointers(weights);

@@ -93,7 +93,7 @@ void update(NothingKept*, const CollectionUpdate& written, const Tensor& grad_, 
                               per_sample_weights = as_contiguous(given.per_sample_weights);
   dispatch_float(grad.scalar_type(), c.op, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
-    const OptimizerStep<acc_t<T>> call(stepped.rule, at.hyperparameters, at.step, at.base, /*now=*/at.step - 1,
+    const OptimizerStep<acc_t<T>> call(stepped.rule, at.step, at.base, /*now=*/at.step - 1,
                                        last_steps.empty() ? nullptr : &*history,
                                        scale_of(grad_scale, written.maximize));
     const auto steppers = steppers_of<T>(call, stepped.weights, states, last_steps, written.rounding_seeds);

@@ -136,7 +136,7 @@ Tensor embedding_collection_weights_backward_cpu(
   const Collection c = check_embedding_collection_weights_backward(
       grad_, weights_, states_, last_steps_, history_, indices_, offsets, per_sample_weights_, output_,
       {tables, keys, modes, bags, padding_idx, side_by_side});
-  OptimizerRule rule{};
+  OptimizerRule rule;
   if (history_) {
     rule = check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value, hyperparameters, step,
                                     base);
@@ -152,7 +152,7 @@ Tensor embedding_collection_weights_backward_cpu(
     std::optional<OptimizerStep<acc_t<T>>> call;
     std::vector<RowStepper<T>> steppers;
     if (history) {
-      call.emplace(rule, hyperparameters, step, base, /*now=*/step, &*history, /*scale=*/1);
+      call.emplace(rule, step, base, /*now=*/step, &*history, /*scale=*/1);
       steppers = steppers_of<T>(*call, weights, states, last_steps, {});
     }
     dispatch_index(indices.scalar_type(), c.op, "indices", [&](auto index_tag) {

@@ -65,7 +65,37 @@ const acc_t<T>* wide_values(const Tensor& values, const TableSlice& slice, int64
   return values.const_data_ptr<A>() + slice.begin * dim;
 }
 
+Tensor text_tensor(const std::string& text) {
+  const int64_t size = static_cast<int64_t>(text.size());
+  Tensor result = torch::stable::empty(torch::headeronly::IntHeaderOnlyArrayRef(&size, 1), ScalarType::Byte);
+  std::copy(text.begin(), text.end(), result.mutable_data_ptr<uint8_t>());
+  return result;
+}
+
 }  // namespace
+
+Tensor row_optimizer_rule(std::optional<int64_t> number, const std::vector<double>& hyperparameters) {
+  std::string text;
+  if (!number) {
+    for (const OptimizerRule& rule : optimizer_rules()) {
+      std::visit(
+          [&](const auto& optimizer) {
+            text += optimizer.kName;
+            for (const auto& hyperparameter : optimizer.kHyperparameters) text += message(' ', hyperparameter.name);
+          },
+          rule);
+      text += '\n';
+    }
+    return text_tensor(text);
+  }
+  // The errors bear the name of the function that asks.
+  const OptimizerRule rule = named_optimizer_rule("idle_motion", *number, hyperparameters);
+  const StateNames states = state_names(rule);
+  for (size_t s = 0; s < states.size(); ++s) text += message(s > 0 ? " " : "", states[s]);
+  const IdleMotion motion = idle_motion(rule);
+  const char* const changed[] = {"none", "states", "weight", ""};  // by IdleMotion::Kind
+  return text_tensor(message(text, '\n', changed[motion.kind], '\n', motion.reason));
+}
 
 void row_optimizer_update_cpu(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
                               const std::vector<Tensor>& last_steps, const std::optional<Tensor>& given_history,
@@ -86,8 +116,8 @@ void row_optimizer_update_cpu(const std::vector<Tensor>& weights, const std::vec
   dispatch_float(weights[0].scalar_type(), op, "weights[0]", [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
-    const OptimizerStep<A> call(rule, hyperparameters, step, base, /*now=*/step - 1,
-                                last_steps.empty() ? nullptr : &*history, scale_of(grad_scale, maximize));
+    const OptimizerStep<A> call(rule, step, base, /*now=*/step - 1, last_steps.empty() ? nullptr : &*history,
+                                scale_of(grad_scale, maximize));
     const std::vector<RowStepper<T>> steppers = steppers_of<T>(call, weights, states, last_steps, rounding_seeds);
     std::vector<int64_t> counts;  // of rows of the table, where it is stepped whole, else of rows that are named
     std::vector<bool> is_whole;
@@ -126,9 +156,9 @@ void row_optimizer_update_cpu(const std::vector<Tensor>& weights, const std::vec
 void row_optimizer_advance_cpu(const Tensor& history, int64_t rule_value, const std::vector<double>& hyperparameters,
                                int64_t step, int64_t base) {
   const OptimizerRule rule = check_row_optimizer_advance(history, rule_value, hyperparameters, step, base);
-  dispatch_map(rule, [&](auto tag) {
-    using Map = typename decltype(tag)::type;
-    append_map(static_cast<Map*>(history.data_ptr()), step - base - 1, leaf_of<Map>(rule, hyperparameters, step));
+  dispatch_map(rule, [&](const auto& optimizer) {
+    using Map = typename std::decay_t<decltype(optimizer)>::Map;
+    append_map(static_cast<Map*>(history.data_ptr()), step - base - 1, optimizer.leaf(step));
   });
 }
 
@@ -151,7 +181,7 @@ Tensor row_optimizer_current_cpu(const Tensor& given_weight, const std::vector<T
   dispatch_float(weight.scalar_type(), op, "weight", [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
-    const OptimizerStep<A> call(rule, hyperparameters, step, base, /*now=*/step, &history, /*scale=*/1);
+    const OptimizerStep<A> call(rule, step, base, /*now=*/step, &history, /*scale=*/1);
     const RowStepper<T> table(call, weight, states.data(), &last_step);
     T* to = out.mutable_data_ptr<T>();
     for_slices(call, slices_of({n}), out.numel() * (2 + call.states),
@@ -173,7 +203,7 @@ void row_optimizer_make_current_cpu(const std::vector<Tensor>& weights, const st
   dispatch_float(weights[0].scalar_type(), "row_optimizer_make_current_", "weights[0]", [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
-    const OptimizerStep<A> call(rule, hyperparameters, step, base, /*now=*/step, &*history, /*scale=*/1);
+    const OptimizerStep<A> call(rule, step, base, /*now=*/step, &*history, /*scale=*/1);
     const std::vector<RowStepper<T>> steppers = steppers_of<T>(call, weights, states, last_steps, rounding_seeds);
     std::vector<int64_t> counts;
     int64_t elements = 0;
@@ -188,6 +218,11 @@ void row_optimizer_make_current_cpu(const std::vector<Tensor>& weights, const st
 }
 
 }  // namespace tsr
+
+// It has no tensor by which torch could choose a kernel.
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CompositeExplicitAutograd, m) {
+  TSR_IMPL(m, "row_optimizer_rule", &tsr::row_optimizer_rule);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "row_optimizer_update_", &tsr::row_optimizer_update_cpu);

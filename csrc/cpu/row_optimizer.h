@@ -58,7 +58,7 @@ struct OptimizerLoops {
 // Writes the rule with its scalars to `rule`, of kRuleBytes.
 constexpr size_t kRuleBytes = 128;
 template <class A>
-OptimizerLoops<A> make_rule(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step, void* bytes);
+OptimizerLoops<A> make_rule(const OptimizerRule& rule, int64_t step, void* bytes);
 
 // A row of weights to and from the accumulator's type.
 template <class T>
@@ -77,18 +77,17 @@ class OptimizerStep {
  public:
   // Rows are flushed through step `now`: step - 1 for an update, step for what only reads or flushes. Arguments must
   // have been checked; history (null: no row is stale) must outlive this, scale multiplies every gradient.
-  OptimizerStep(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step, int64_t base, int64_t now,
-                const Tensor* history, double scale)
-      : loops(make_rule<A>(rule, hyperparameters, step, rule_)),
+  OptimizerStep(const OptimizerRule& rule, int64_t step, int64_t base, int64_t now, const Tensor* history, double scale)
+      : loops(make_rule<A>(rule, step, rule_)),
         rule(rule),
         history(history != nullptr ? history->data_ptr() : nullptr),
         now(now - base),
         then(step - base),
         number(step),
-        states(static_cast<int>(state_names(rule, hyperparameters).size())),
+        states(static_cast<int>(state_names(rule).size())),
         row_state(tsr::row_state(rule)),
         scale(static_cast<A>(scale)),
-        skips_zeros(history == nullptr && must_skip_zeros(rule, hyperparameters)) {}
+        skips_zeros(history == nullptr && must_skip_zeros(rule)) {}
   OptimizerStep(const OptimizerStep&) = delete;
   OptimizerStep& operator=(const OptimizerStep&) = delete;
 

@@ -14,9 +14,9 @@ namespace {
 }  // namespace
 
 template <class A>
-OptimizerLoops<A> make_rule(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step, void* bytes) {
+OptimizerLoops<A> make_rule(const OptimizerRule& rule, int64_t step, void* bytes) {
   OptimizerLoops<A> loops{};
-  dispatch_optimizer_rule<A>(rule, hyperparameters, step, [&](const auto& policy) {
+  dispatch_optimizer_rule<A>(rule, step, [&](const auto& policy) {
     using Rule = std::decay_t<decltype(policy)>;
     static_assert(sizeof(Rule) <= kRuleBytes && std::is_trivially_copyable_v<Rule>);
     new (bytes) Rule(policy);
@@ -91,8 +91,8 @@ void IdleMemo<A>::find(const int64_t* gaps, int64_t count, const IdleSteps<A>** 
     places[i] = place;
   }
   if (added > 0) {
-    dispatch_map(step_.rule, [&](auto tag) {
-      using Map = typename decltype(tag)::type;
+    dispatch_map(step_.rule, [&](const auto& optimizer) {
+      using Map = typename std::decay_t<decltype(optimizer)>::Map;
       chain_maps<Map>(furthest);
       for (int32_t k = 0; k < added; ++k) add_steps<Map>(unknown[k]);
     });
@@ -341,8 +341,8 @@ void RowStepper<T>::catch_up(StepWorker<A>& worker, int64_t begin, int64_t end) 
   }
 }
 
-#define TSR_INSTANTIATE_ACCUMULATOR(A)                                                                \
-  template OptimizerLoops<A> make_rule<A>(OptimizerRule, const std::vector<double>&, int64_t, void*); \
+#define TSR_INSTANTIATE_ACCUMULATOR(A)                                           \
+  template OptimizerLoops<A> make_rule<A>(const OptimizerRule&, int64_t, void*); \
   template class IdleMemo<A>;
 TSR_INSTANTIATE_ACCUMULATOR(float)
 TSR_INSTANTIATE_ACCUMULATOR(double)

@@ -83,8 +83,7 @@ std::tuple<Tensor, Tensor> look_up_current(KeptUploads* uploads, const std::vect
                                                       at.hyperparameters, at.step, at.base);
   DeviceCall call(op, weights[0], uploads);
   Forward f = start_forward(call, c, weights[0].scalar_type(), given.indices, given.offsets);
-  const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, at.hyperparameters,
-                                      at.step, at.base};
+  const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, at.step, at.base};
   with_accumulator(weights[0].scalar_type(), [&](auto tag) {
     using A = typename decltype(tag)::type;
     with_current_tables<A>(call, optimizer, [&](const auto& step_call, auto rules, const OptimizerTable* on_device) {

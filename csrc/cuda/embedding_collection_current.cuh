@@ -19,7 +19,6 @@ struct CollectionOptimizer {
   const std::vector<Tensor>&weights, &states, &last_steps;
   const std::optional<Tensor>& history;
   OptimizerRule rule;
-  const std::vector<double>& hyperparameters;
   int64_t step, base;
 };
 
@@ -30,11 +29,10 @@ void with_current_tables(DeviceCall& call, const CollectionOptimizer& given, con
   const std::vector<Tensor> weights = readable_rows(given.weights), states = readable_rows(given.states);
   std::vector<Tensor> last_steps;
   for (const Tensor& x : given.last_steps) last_steps.push_back(as_contiguous(x));
-  const CollectionOptimizer o{weights,    states,    last_steps, given.history, given.rule, given.hyperparameters,
-                              given.step, given.base};
+  const CollectionOptimizer o{weights, states, last_steps, given.history, given.rule, given.step, given.base};
   const std::optional<Tensor> no_scale;
-  const OptimizerArguments arguments{o.rule,    o.hyperparameters, o.step, o.base, o.step, o.weights[0].scalar_type(),
-                                     o.history, no_scale,          false,  false};
+  const OptimizerArguments arguments{o.rule,    o.step,   o.base, o.step, o.weights[0].scalar_type(),
+                                     o.history, no_scale, false,  false};
   const OptimizerTable* const tables = upload(call, optimizer_tables(arguments, weights, states, last_steps, {}));
   const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
   with_idle_rules(step_call, [&](auto rules) { f(step_call, rules, tables); });

@@ -221,11 +221,15 @@ void update(KeptUploads* uploads, const CollectionUpdate& written, const Tensor&
   if (checked.weights.empty()) return;
   DeviceCall call(c.op, weights[0], uploads);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, written.wanted};
-  const OptimizerArguments arguments{checked.rule,     at.hyperparameters,
-                                     at.step,          at.base,
-                                     at.step - 1,      weights[0].scalar_type(),
-                                     written.history,  written.grad_scale,
-                                     written.maximize, !written.rounding_seeds.empty()};
+  const OptimizerArguments arguments{checked.rule,
+                                     at.step,
+                                     at.base,
+                                     at.step - 1,
+                                     weights[0].scalar_type(),
+                                     written.history,
+                                     written.grad_scale,
+                                     written.maximize,
+                                     !written.rounding_seeds.empty()};
   const std::vector<OptimizerTable> on_host =
       optimizer_tables(arguments, checked.weights, states, last_steps, written.rounding_seeds);
   const CollectionInput input = collection_input(call, indices, offsets);

@@ -239,7 +239,7 @@ Tensor embedding_collection_weights_backward_cuda(
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c = check_embedding_collection_weights_backward(grad, weights, states, last_steps, history, indices,
                                                                    offsets, per_sample_weights, output, lists);
-  OptimizerRule rule{};
+  OptimizerRule rule;
   if (history) {
     rule =
         check_collection_current(c.op, weights, states, last_steps, history, rule_value, hyperparameters, step, base);
@@ -247,8 +247,7 @@ Tensor embedding_collection_weights_backward_cuda(
   DeviceCall call(c.op, weights[0]);
   const WeightsGradient gradient{c, grad, indices, offsets, per_sample_weights, output};
   if (!history) return gradient_of_stored_rows(call, gradient, weights);
-  return gradient_of_current_rows(call, gradient,
-                                  {weights, states, last_steps, history, rule, hyperparameters, step, base});
+  return gradient_of_current_rows(call, gradient, {weights, states, last_steps, history, rule, step, base});
 }
 
 }  // namespace

@@ -197,7 +197,7 @@ LaunchShape shape_of(const AllTables& all) { return {std::min(all.blocks, kMaxBl
 template <class A>
 OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& arguments) {
   OptimizerCall<A> result;
-  dispatch_optimizer_rule<A>(arguments.rule, arguments.hyperparameters, arguments.step, [&](const auto& rule) {
+  dispatch_optimizer_rule<A>(arguments.rule, arguments.step, [&](const auto& rule) {
     using Rule = std::decay_t<decltype(rule)>;
     static_assert(std::is_trivially_copyable_v<Rule> && sizeof(Rule) <= sizeof(result.scalars));
     result.idle = idle_kind<Rule>();
@@ -209,7 +209,7 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
   });
   result.weight_dtype = arguments.weight_dtype;
   result.rounds_by_chance = arguments.rounds_by_chance;
-  result.skips_zeros = must_skip_zeros(arguments.rule, arguments.hyperparameters);
+  result.skips_zeros = must_skip_zeros(arguments.rule);
   result.sign = arguments.maximize ? A(-1) : A(1);
   if (arguments.grad_scale) {
     if (arguments.grad_scale->scalar_type() == ScalarType::Float) {
@@ -235,7 +235,7 @@ OptimizerTable optimizer_table(const OptimizerArguments& arguments, const Tensor
   table.weight = weight.data_ptr();
   table.weight_stride = row_stride(weight);
   table.vector = vector_of(weight, table.weight_stride, columns);
-  const int count = static_cast<int>(state_names(arguments.rule, arguments.hyperparameters).size());
+  const int count = static_cast<int>(state_names(arguments.rule).size());
   for (int s = 0, k = 0; s < count; ++s) {
     if (s == own_state) {
       table.row_state = states[s].data_ptr();
@@ -269,9 +269,8 @@ void row_optimizer_update_cuda(const std::vector<Tensor>& weights, const std::ve
                                                         rule_value, hyperparameters, step, base, rounding_seeds, whole);
   if (weights.empty()) return;
   DeviceCall call("row_optimizer_update_", weights[0]);
-  const OptimizerArguments arguments{rule,     hyperparameters,          step,    base,
-                                     step - 1, weights[0].scalar_type(), history, grad_scale,
-                                     maximize, !rounding_seeds.empty()};
+  const OptimizerArguments arguments{
+      rule, step, base, step - 1, weights[0].scalar_type(), history, grad_scale, maximize, !rounding_seeds.empty()};
   const std::vector<OptimizerTable> tables = optimizer_tables(arguments, weights, states, last_steps, rounding_seeds);
   std::vector<TableWork> work(tables.size());
   for (size_t k = 0; k < tables.size(); ++k) {
@@ -296,10 +295,10 @@ void row_optimizer_advance_cuda(const Tensor& history, int64_t rule_value, const
                                 int64_t step, int64_t base) {
   const OptimizerRule rule = check_row_optimizer_advance(history, rule_value, hyperparameters, step, base);
   DeviceCall call("row_optimizer_advance_", history);
-  dispatch_map(rule, [&](auto tag) {
-    using Map = typename decltype(tag)::type;
+  dispatch_map(rule, [&](const auto& optimizer) {
+    using Map = typename std::decay_t<decltype(optimizer)>::Map;
     launch(call, {1, 1}, row_optimizer_advance_kernel<Map>, static_cast<Map*>(history.data_ptr()), step - base - 1,
-           leaf_of<Map>(rule, hyperparameters, step));
+           optimizer.leaf(step));
   });
 }
 
@@ -313,8 +312,8 @@ Tensor row_optimizer_current_cuda(const Tensor& given_weight, const std::vector<
   const Tensor weight = readable_rows(given_weight), last_step = as_contiguous(given_last_step);
   const std::vector<Tensor> states = readable_rows(given_states);
   const std::optional<Tensor> given_history(history), no_scale;
-  const OptimizerArguments arguments{rule,          hyperparameters, step,  base, step, weight.scalar_type(),
-                                     given_history, no_scale,        false, false};
+  const OptimizerArguments arguments{rule,          step,     base,  step, weight.scalar_type(),
+                                     given_history, no_scale, false, false};
   const std::vector<OptimizerTable> tables{optimizer_table(arguments, weight, states.data(), &last_step, /*seed=*/0)};
   const Tensor out = call.empty({rows.size(0), weight.size(1)}, weight.scalar_type());
   std::vector<TableWork> work(1);
@@ -342,9 +341,8 @@ void row_optimizer_make_current_cuda(const std::vector<Tensor>& weights, const s
   if (last_steps.empty()) return;
   DeviceCall call("row_optimizer_make_current_", weights[0]);
   const std::optional<Tensor> no_scale;
-  const OptimizerArguments arguments{rule,  hyperparameters,          step,    base,
-                                     step,  weights[0].scalar_type(), history, no_scale,
-                                     false, !rounding_seeds.empty()};
+  const OptimizerArguments arguments{
+      rule, step, base, step, weights[0].scalar_type(), history, no_scale, false, !rounding_seeds.empty()};
   const std::vector<OptimizerTable> tables = optimizer_tables(arguments, weights, states, last_steps, rounding_seeds);
   std::vector<TableWork> work(tables.size());
   for (size_t k = 0; k < tables.size(); ++k) work[k].count = tables[k].rows;

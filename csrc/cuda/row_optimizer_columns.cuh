@@ -11,30 +11,9 @@ namespace tsr {
 
 // ---- The rule -------------------------------------------------------------------------------------------------------
 
-template <class... Rules>
-struct RuleList {};
-
-// What dispatch_optimizer_rule chooses among. A kernel is compiled for one of these lists: rules of one list need much
-// the same of a kernel, and registers for the most demanding of them.
-template <class A>
-using StillRules = RuleList<AdagradRule<A>, RowwiseAdagradRule<A>, FtrlRule<A, true>, FtrlRule<A, false>, LambRule<A>>;
-template <class A>
-using LinearRules = RuleList<SgdRule<A, SgdKind::kPlain>, SgdRule<A, SgdKind::kMomentum>,
-                             SgdRule<A, SgdKind::kNesterov>, RmspropRule<A, false, false>, RmspropRule<A, false, true>,
-                             RmspropRule<A, true, false>, RmspropRule<A, true, true>, AdadeltaRule<A>>;
-template <class A>
-using AdamRules = RuleList<AdamRule<A, false>, AdamRule<A, true>, PartialRowwiseAdamRule<A>>;
-
-// The rule's place in its list; -1: it is not there.
-template <class Rule, class... Rules>
-constexpr int32_t index_of(RuleList<Rules...>) {
-  int32_t index = 0, found = -1;
-  ((std::is_same_v<Rule, Rules> ? (found = index++) : index++), ...);
-  return found;
-}
-
 enum class IdleKind : int32_t { kNone, kLinear, kAdam, kAmsgrad };
 
+// Of an optimizer or of one of its rules.
 template <class Rule>
 constexpr IdleKind idle_kind() {
   using Map = typename Rule::Map;
@@ -43,6 +22,41 @@ constexpr IdleKind idle_kind() {
   return std::is_same_v<Map, AdamMap<false>> ? IdleKind::kAmsgrad : IdleKind::kNone;
 }
 TSR_HOST_DEVICE constexpr bool is_adam(IdleKind kind) { return kind == IdleKind::kAdam || kind == IdleKind::kAmsgrad; }
+
+template <class... Lists>
+struct JoinedRules;
+template <class... First, class... Second, class... Lists>
+struct JoinedRules<RuleList<First...>, RuleList<Second...>, Lists...>
+    : JoinedRules<RuleList<First..., Second...>, Lists...> {};
+template <class List>
+struct JoinedRules<List> {
+  using type = List;
+};
+
+// The rules of all optimizers whose idle rows move in one of these ways. A kernel is compiled for one such list: rules
+// of one list need much the same of a kernel, and registers for the most demanding of them.
+template <class Optimizer, IdleKind... kinds>
+constexpr bool kIsOneOf = ((idle_kind<Optimizer>() == kinds) || ...);
+template <class A, class Optimizers, IdleKind... kinds>
+struct RulesThat;
+template <class A, class... Optimizers, IdleKind... kinds>
+struct RulesThat<A, std::variant<Optimizers...>, kinds...>
+    : JoinedRules<RuleList<>, std::conditional_t<kIsOneOf<Optimizers, kinds...>, typename Optimizers::template Rules<A>,
+                                                 RuleList<>>...> {};
+template <class A>
+using StillRules = typename RulesThat<A, OptimizerRule, IdleKind::kNone>::type;
+template <class A>
+using LinearRules = typename RulesThat<A, OptimizerRule, IdleKind::kLinear>::type;
+template <class A>
+using AdamRules = typename RulesThat<A, OptimizerRule, IdleKind::kAdam, IdleKind::kAmsgrad>::type;
+
+// The rule's place in its list; -1: it is not there.
+template <class Rule, class... Rules>
+constexpr int32_t index_of(RuleList<Rules...>) {
+  int32_t index = 0, found = -1;
+  ((std::is_same_v<Rule, Rules> ? (found = index++) : index++), ...);
+  return found;
+}
 
 // What of a kernel the rules of a list make use of.
 template <class Rules>
@@ -246,8 +260,7 @@ __device__ __forceinline__ void prefetch_row(const OptimizerCall<A>& call, const
 // ---- On the host ----------------------------------------------------------------------------------------------------
 
 struct OptimizerArguments {
-  OptimizerRule rule;
-  const std::vector<double>& hyperparameters;
+  const OptimizerRule& rule;
   int64_t step, base;
   int64_t now;  // the step through which rows are flushed: step - 1 before a step
   ScalarType weight_dtype;

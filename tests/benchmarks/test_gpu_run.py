@@ -448,7 +448,7 @@ def test_prebuilt_libraries_are_joined_with_the_python_side(benchmarks, tmp_path
     gpu.copy_prebuilt(libraries, ["_C.so", "_C_cuda.so"])
     package = tmp_path / "build" / "torchsparse_rec"
     assert (package / "_C_cuda.so").read_text() == "cuda"
-    for name in ("ops/unique.py", "compat/tensorflow/__init__.py", "compat/PARITY.md", "examples/ncf/__main__.py"):
+    for name in ("ops/unique.py", "compat/tensorflow/__init__.py", "compat/PARITY.md", "examples/ncf.py"):
         assert (package / name).is_file(), name
 
 

@@ -22,7 +22,7 @@ import torchsparse_rec
 
 LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
 # This operator has one kernel for all devices, which asks the host.
-HOST_ONLY = {"cpu_level"}
+HOST_ONLY = {"cpu_level", "row_optimizer_rule"}
 PROGRAM = f"""
 import ctypes, json, os
 import torch, torchsparse_rec

@@ -54,7 +54,7 @@ def _run(job: dict[str, Any], log: str) -> NoReturn:
             del os.environ[name]
     sys.argv = [job["module"], *job["arguments"]]
     # Imported as a module already: as a program it runs anew.
-    sys.modules.pop(f"{job['module']}.__main__", None)
+    sys.modules.pop(job["module"])
     runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
     sys.exit()
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.cases import TABLES, Case, Table, Trained, draw, train_alone, train_rank
+from optim.cases import other_kinds
 from pairs import pairwise
 
 from torchsparse_rec.optim._together import LEAST_WHOLE_ROWS, WHOLE
@@ -122,6 +123,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch.Adagrad": ("torch.Adagrad", {"lr": 0.1}),
     "torch.SparseAdam": ("torch.SparseAdam", {"lr": 0.1}),
 }
+OPTIMIZERS |= {case.kind: (case.kind, {"lr": case.lr, **case.arguments}) for case in other_kinds(OPTIMIZERS)}
 # They see whole rows, and do not take slices of columns.
 OF_ROWS = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "Ftrl")
 

@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from distributed.pool import Pool
 
-from torchsparse_rec.examples._job import ALONE, Job
-from torchsparse_rec.examples.dlrm.settings import Settings as DlrmSettings
-from torchsparse_rec.examples.dlrm.tables import Placement, statistics
-from torchsparse_rec.examples.dlrm.train import make_trainer as dlrm_trainer
-from torchsparse_rec.examples.ncf import data
-from torchsparse_rec.examples.ncf.settings import Settings as NcfSettings
-from torchsparse_rec.examples.ncf.train import make_trainer as ncf_trainer
-from torchsparse_rec.examples.wide_deep.settings import Settings as WideDeepSettings
-from torchsparse_rec.examples.wide_deep.train import make_trainer as wide_deep_trainer
+from torchsparse_rec.examples import dlrm, ncf, wide_deep
+from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchmetrics") is None, reason="torchmetrics is missing")
 
 # Neither a batch nor what is held out can be divided by 2 or 4.
-SIZES: dict[str, Any] = {"samples": 1000, "held_out": 250, "batch_size": 127, "embedding_dim": 4}
+SIZES = "--samples 1000 --held-out 250 --batch-size 127 --embedding-dim 4 --epochs 2 --evaluate-every 3"
+DLRM = f"{SIZES} --bottom 8 --top 16 --max-cardinality 100 --lr 0.05 --tables"
+FLAGS: dict[str, tuple[Any, str]] = {
+    "ncf": (ncf, "--factors 4 --layers 16,8 --batch-size 2719 --optimizer adam --epochs 2 --output-dir"),
+    "wide_deep": (wide_deep, f"{SIZES} --rows 300 --mlp 16,8 --lr 0.5 --output-dir"),
+    "hashed": (dlrm, f"{DLRM} hashed --buckets 60 --checkpoint"),
+    "dynamic": (dlrm, f"{DLRM} dynamic --filter 2 --checkpoint"),
+}
 
 
-def trainer_of(example: str, job: Job) -> Any:
-    if example == "ncf":
-        settings = NcfSettings(factors=4, layers=(16, 8), batch_size=2719, optimizer="adam")
-        return ncf_trainer(settings, data.generate(151, 300, 4500, seed=1), job.device, job=job)
-    if example == "wide_deep":
-        return wide_deep_trainer(WideDeepSettings(**SIZES, rows=300, mlp=(16, 8), lr=0.5), job.device, job=job)
-    settings = DlrmSettings(
-        **SIZES, tables=example, buckets=60, bottom=(8,), top=(16,), max_cardinality=100, filter=2, lr=0.05
-    )
-    return dlrm_trainer(settings, Placement(), job.device, job=job)
-
-
-def figures_of(example: str, job: Job) -> tuple[list[list[float]], list[list[str]]]:
+def figures_of(example: str, plan: str | None, device: str, folder: Path) -> tuple[list[list[float]], list[list[str]]]:
     """Train two epochs; return losses and metrics of each record, and the statistics of tables that grow."""
-    trainer = trainer_of(example, job)
-    records = list(trainer.run(2, every=3))
-    found = [[record.epoch, record.step, record.loss, *vars(record.metrics).values()] for record in records]
-    bags = getattr(trainer.train_on.model, "bags", None)
-    lines = [] if bags is None else statistics(bags, job)
-    return found, [line.split()[:-1] for line in lines]  # bytes depend on the ranks
+    command, flags = FLAGS[example]
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(printed):
+        patched.setattr(ncf, "load", lambda *_: (ncf.generated(151, 300, 4500, seed=1), "small data"))
+        # The process group is there, as where torchrun has started the ranks.
+        patched.setattr(command._common, "begin", lambda arguments: command._common.Ranks())
+        where = [folder, "--device", device, *(["--plan", plan] if plan else [])]
+        assert command.main([*flags.split(), *map(str, where)]) == 0
+    said = CheckpointStore(folder / "checkpoint").open().version.metadata["extra"]
+    found = [[x for name, x in each.items() if name != "samples_per_second"] for each in said["run"]["history"]]
+    tables = [line.split()[:-1] for line in printed.getvalue().splitlines() if re.match(r"(C\d+|all) ", line)]
+    return found, tables  # without bytes, which depend on the ranks
 
 
-def over_ranks(example: str, plan: str, device: str) -> tuple[list[list[float]], list[list[str]]]:
-    from torchsparse_rec.examples._ranks import Ranks
-
+def over_ranks(example: str, plan: str, device: str, folder: Path) -> tuple[list[list[float]], list[list[str]]]:
     name = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
-    return figures_of(example, Ranks(torch.device(name), plan))
+    return figures_of(example, plan, name, folder)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -71,9 +67,10 @@ def over_ranks(example: str, plan: str, device: str) -> tuple[list[list[float]],
     ],
 )
 def test_losses_and_metrics_are_those_of_one_process(
-    example: str, plan: str, ranks: int, pool_of: Callable[[int], Pool], device: str
+    example: str, plan: str, ranks: int, pool_of: Callable[[int], Pool], device: str, tmp_path: Path
 ) -> None:
-    alone, statistics = figures_of(example, ALONE)
-    for found, its in pool_of(ranks).run(over_ranks, example, plan, device):
+    alone, statistics = figures_of(example, None, "cpu", tmp_path / "alone")
+    of_first, *others = pool_of(ranks).run(over_ranks, example, plan, device, tmp_path / "ranks")
+    for found, _ in (of_first, *others):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(alone), atol=1e-5, rtol=0)
-        assert its == statistics
+    assert of_first[1] == statistics  # the first rank alone prints

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from torchsparse_rec.examples._meeting import meet
+from torchsparse_rec.distributed.torchrun import meet
 
 
 def test_ranks_meet_where_no_earlier_ones_have_been() -> None:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from distributed.planner_cases import BATCH, GLOO, plans, used
 
+from torchsparse_rec.data.generated import zipf
 from torchsparse_rec.distributed.machine import MACHINES
 from torchsparse_rec.distributed.plan import ColumnWise, Planned, Replicated, RowWise, TableWise
 from torchsparse_rec.distributed.planner import Use, choose
-from torchsparse_rec.examples._generated import zipf
-from torchsparse_rec.examples.dlrm.data import CARDINALITIES
+from torchsparse_rec.examples.dlrm import CARDINALITIES
 from torchsparse_rec.tables.blocks import Blocks
 
 # ---- The same everywhere ---------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ def end_of(folder: Path) -> dict[str, Any]:
     """Return the digest of the last version: checksums of tables, dense layers and states, and the run's records."""
     chain = CheckpointStore(folder).open()
     found = chain.version.metadata["extra"]
-    found["interval"].pop("seconds")
-    for record in found["history"]:
+    found["run"].pop("seconds")
+    for record in found["run"]["history"]:
         record.pop("samples_per_second")
     return {"files": sorted((shard.file, shard.crc32c) for _, shard in chain.shards()), **found}
 
@@ -177,8 +177,8 @@ def test_a_job_one_of_whose_two_nodes_is_killed_goes_on_with_fewer_ranks(tmp_pat
     assert "2 ranks: a step takes" in text and "1 ranks: a step takes" in text, text
     assert re.search("^going on from step [1-9]", first.read_text(), re.MULTILINE), text
     # Two ranks, and later one, have trained on the batches of one process.
-    history = end_of(tmp_path / "cut" / "checkpoint")["history"]
+    history = end_of(tmp_path / "cut" / "checkpoint")["run"]["history"]
     assert [record["step"] for record in history] == [50, 100, 150, 200]
     for record, (loss, auc, log_loss) in zip(history, alone, strict=True):
-        found = [record["loss"], record["metrics"]["auc"], record["metrics"]["log_loss"]]
+        found = [record["loss"], record["auc"], record["log_loss"]]
         assert found == pytest.approx([loss, auc, log_loss], abs=1e-3)

@@ -17,7 +17,7 @@ from emulation.build import build
 
 _NAMESPACE = "torchsparse_rec"
 # This operator asks the host, and has no kernel.
-_WITHOUT_KERNEL = {"cpu_level"}
+_WITHOUT_KERNEL = {"cpu_level", "row_optimizer_rule"}
 # Orders of threads and blocks: (kind, seed), see emulation.cpp.
 _ORDERS = {"ascending": (0, 0), "descending": (1, 0), "random": (2, 20240607)}
 

@@ -24,7 +24,7 @@ from ops.test_embedding_collection import (
     parts_of,
 )
 from samples.embedding_collection import Collection, random_collection
-from samples.row_optimizer import IDLE_RULES
+from samples.row_optimizer import IDLE_RULES, one_of_each_rule
 from samples.sample import Random
 
 from emulation import fixture
@@ -108,7 +108,7 @@ def test_gradients_of_weights(x: Collection, once: bool, emulated: object) -> No
 # ---- Tables that an optimizer steps ---------------------------------------------------------------------------------
 
 STEPS = 37
-RULES = ("nesterov", "adagrad", "rowwise_adagrad", "adamw", "amsgrad", "partial_rowwise_adam", "lamb")
+RULES = one_of_each_rule("nesterov", "adagrad", "rowwise_adagrad", "adamw", "amsgrad", "partial_rowwise_adam", "lamb")
 
 
 @pytest.mark.parametrize("x", [CASES[0], CASES[2], CASES[3], CASES[4]])

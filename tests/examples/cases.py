@@ -4,9 +4,9 @@ import gzip
 import random
 
 import pytest
-import torch
 
 from torchsparse_rec.checkpoint import CheckpointStore
+from torchsparse_rec.examples import _common
 
 
 def run(command, *flags):
@@ -20,6 +20,17 @@ def refused(capsys, command, *flags):
         run(command, *flags)
     assert stopped.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
+
+
+def settings_of(command, **given):
+    """Return a command's settings, by default those of its flags."""
+    return command.make_parser().settings(given)
+
+
+def step_of(model, settings, logits):
+    """Return a function that trains a model on a batch, whose logits another function returns; it returns the loss."""
+    optimizer = _common.OPTIMIZERS[settings.optimizer](model.parameters(), lr=settings.lr, in_backward=True)
+    return lambda batch: float(_common.train(model, optimizer, logits(batch), batch.labels, _common.Ranks()))
 
 
 def write_criteo(path, rows):
@@ -45,53 +56,24 @@ def damage_criteo(path, row, line=None):
 # ---- Ends of runs ----------------------------------------------------------------------------------------------------
 
 
+def said_in(folder):
+    """Return what a run's newest checkpoint says of it."""
+    return CheckpointStore(folder / "checkpoint").open().version.metadata["extra"]
+
+
+def history_of(folder):
+    """Return a run's records, without their speeds."""
+    return [{**record, "samples_per_second": None} for record in said_in(folder)["run"]["history"]]
+
+
 def end_of(folder):
-    """Return everything that a checkpoint decides, by name; losses and metrics of each record are included."""
-    content = torch.load(folder / "checkpoint.pt", weights_only=True)
-    del content["interval"]["seconds"]
-    for record in content["history"]:
-        del record["samples_per_second"]
-    history, tables = content.pop("history"), content.pop("tables", {})
-    found = dict(_leaves(content))
-    return {**found, "history": history, "tables": _tables(folder, **tables) if tables else {}}
-
-
-def assert_same(one, other):
-    """Check that two ends are equal, bit for bit."""
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
-        assert same, name
+    """Return what a run has come to: checksums of all that is trained, its place, and losses since the last record."""
+    chain, said = CheckpointStore(folder / "checkpoint").open(), said_in(folder)
+    run = {name: x for name, x in said["run"].items() if name not in ("history", "seconds")}
+    return {**said, "run": run, "files": sorted((shard.file, shard.crc32c) for _, shard in chain.shards())}
 
 
 def assert_same_end(one, other):
-    """Check that two folders' checkpoints are of the same end."""
-    one, other = end_of(one), end_of(other)
-    assert len(one["history"]) > 0
-    assert_same(one, other)
-
-
-def _tables(folder, chain, versions):
-    """Return each table's keys, rows, optimizer state, frequencies, steps and filter counts, in order of keys."""
-    found = {}
-    for name, version in versions.items():
-        content = {"rows": {}, "candidates": {}}
-        for _, part, tensors in CheckpointStore(folder / "tables" / chain / name).open(version):
-            columns = {key: x for key, x in tensors.items() if key != "keys"}
-            for n, key in enumerate(tensors["keys"].tolist()):
-                if part == "erased":
-                    content["rows"].pop(key, None)
-                else:
-                    content[part][key] = {column: x[n].tolist() for column, x in columns.items()}
-                    if part == "rows":
-                        content["candidates"].pop(key, None)
-        found[name] = content
-    return found
-
-
-def _leaves(state, name=""):
-    if isinstance(state, dict | list):
-        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from _leaves(value, f"{name}.{key}")
-    else:
-        yield name, state
+    """Check that two folders' checkpoints are of the same end and have the same records."""
+    assert end_of(one) == end_of(other)
+    assert history_of(one) == history_of(other) != []

@@ -7,17 +7,14 @@ import sys
 import time
 
 import pytest
-import torch
-from examples.cases import assert_same, assert_same_end, end_of, run, write_criteo
+from examples.cases import assert_same_end, end_of, history_of, run, said_in, write_criteo
 from examples.test_dlrm_command import GENERATED, NETWORK, flags_of, rows_of_statistics
 
+from torchsparse_rec import distributed
 from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.data.convert import convert
-from torchsparse_rec.examples import _command
-from torchsparse_rec.examples._checkpoints import Checkpoint
-from torchsparse_rec.examples.dlrm import __main__ as command
-from torchsparse_rec.examples.dlrm import checkpoints
-from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.examples import _common
+from torchsparse_rec.examples import dlrm as command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
     """Draw no curves, which takes longer than training here."""
-    monkeypatch.setattr(_command, "plot_curves", lambda *_: None)
+    monkeypatch.setattr(_common, "draw", lambda *_: "no curves")
 
 
 class Killed(Exception):
@@ -53,12 +50,12 @@ def test_going_on_gives_the_uninterrupted_runs_bits(kind, source, tmp_path, caps
         assert run(command, *flags, "--epochs", 3, "--steps", steps, "--checkpoint", cut) == 0
     capsys.readouterr()
     assert run(command, *flags, "--epochs", 3, "--checkpoint", cut) == 0
-    assert f"going on from step 9 of {cut}/checkpoint.pt" in capsys.readouterr().out
+    assert f"going on from step 9 of {cut}/checkpoint" in capsys.readouterr().out
+    assert end_of(straight) == end_of(cut)
     # The interrupted run has more records: one at the end of each part.
-    ends = [end_of(folder) for folder in (straight, cut)]
-    metrics = [{step: metrics for _, step, _, metrics in end.pop("history")} for end in ends]
-    assert metrics[0] == {step: metrics[1][step] for step in metrics[0]}
-    assert_same(*ends)
+    ours = {record["step"]: record for record in history_of(cut)}
+    for record in history_of(straight):
+        assert (record["auc"], record["log_loss"]) == (ours[record["step"]]["auc"], ours[record["step"]]["log_loss"])
 
 
 def test_a_checkpoint_between_records_keeps_their_losses(tmp_path, monkeypatch):
@@ -67,31 +64,31 @@ def test_a_checkpoint_between_records_keeps_their_losses(tmp_path, monkeypatch):
     flags = [*flags_of("hashed"), "--evaluate-every", 5, "--save-every", 3]
     assert run(command, *flags, "--checkpoint", straight) == 0
 
-    write = checkpoints.Checkpoints.write
+    save = distributed.save
 
-    def write_and_end(self, *arguments):
-        write(self, *arguments)
+    def save_and_end(*arguments, **named):
+        save(*arguments, **named)
         raise Killed
 
-    monkeypatch.setattr(checkpoints.Checkpoints, "write", write_and_end)
+    monkeypatch.setattr(distributed, "save", save_and_end)
     with pytest.raises(Killed):
         run(command, *flags, "--checkpoint", cut)
-    monkeypatch.undo()
-    assert torch.load(cut / "checkpoint.pt", weights_only=True)["position"]["step"] == 3
+    monkeypatch.setattr(distributed, "save", save)
+    assert said_in(cut)["run"]["step"] == 3
     assert run(command, *flags, "--checkpoint", cut) == 0
     assert_same_end(straight, cut)
 
 
 def kill_at_random(flags, folder, chosen):
     """Start the command, and kill it some time after it has written a checkpoint."""
-    path = folder / "checkpoint.pt"
-    before = path.stat().st_mtime_ns if path.exists() else 0
+    store = CheckpointStore(folder / "checkpoint")
+    before = store.versions()
     process = subprocess.Popen(
         [sys.executable, "-m", "torchsparse_rec.examples.dlrm", *map(str, flags), "--threads", "1"],
         stdout=subprocess.DEVNULL,
     )
     try:
-        while not (path.exists() and path.stat().st_mtime_ns > before) and process.poll() is None:
+        while store.versions()[-1:] == before[-1:] and process.poll() is None:
             time.sleep(0.002)
         time.sleep(chosen.random() * 0.1)
     finally:
@@ -118,7 +115,7 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
     chosen, killed = random.Random(0), 0
     for _ in range(kills):
         killed += kill_at_random([*flags, "--checkpoint", cut], cut, chosen) == -signal.SIGKILL
-    step = torch.load(cut / "checkpoint.pt", weights_only=True)["position"]["step"]
+    step = said_in(cut)["run"]["step"]
     assert killed > 0.7 * kills and 0 < step < steps
     assert run(command, *flags, "--checkpoint", cut) == 0
     assert_same_end(straight, cut)
@@ -126,64 +123,25 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
 
 # ---- Dynamic tables --------------------------------------------------------------------------------------------------
 
-SAVING = [*flags_of("dynamic"), "--save-every", "4", "--delta-every", "2"]
 
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """Return the folder of a run that was not interrupted."""
-    folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_command, "plot_curves", lambda *_: None)
-        assert run(command, *SAVING, "--checkpoint", folder) == 0
-    return folder
-
-
-def dying(monkeypatch, owner, name, call):
-    """Make a function raise in the call of this number, and in all later ones."""
-    calls, function = [], getattr(owner, name)
-
-    def counted(*arguments, **named):
-        calls.append(None)
-        if len(calls) >= call:
-            raise Killed
-        return function(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, counted)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "call"),
-    [
-        (EmbeddingVariable, "save", 7),  # in the middle of the first checkpoint
-        (EmbeddingVariable, "save_delta", 7),  # of the second one
-        (EmbeddingVariable, "save", 26 + 7),  # of the next full one
-        (Checkpoint, "write", 2),  # all tables have their deltas, and nothing names them
-        (Checkpoint, "write", 3),
-        (checkpoints.Checkpoints, "_remove_other_chains", 3),
-    ],
-)
-def test_a_checkpoint_is_of_one_step_wherever_its_writer_dies(straight, owner, name, call, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        dying(patched, owner, name, call)
-        with pytest.raises(Killed):
-            run(command, *SAVING, "--checkpoint", tmp_path)
-    assert run(command, *SAVING, "--checkpoint", tmp_path) == 0
-    assert_same_end(straight, tmp_path)
-    # Files from before the last full checkpoint are gone.
-    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["000000008"]
-
-
-def test_deltas_are_of_what_has_changed(tmp_path):
-    flags = [*flags_of("dynamic"), "--max-cardinality", 5000, "--save-every", 100, "--delta-every", 1]
+def test_deltas_are_of_what_has_changed(tmp_path, monkeypatch):
+    save = distributed.save
+    monkeypatch.setattr(distributed, "save", lambda *given, keep, **more: save(*given, **more))  # all versions stay
+    flags = [*flags_of("dynamic"), "--max-cardinality", 5000, "--save-every", 4, "--delta-every", 1]
     assert run(command, *flags, "--checkpoint", tmp_path) == 0
-    # The first version is full; the last step writes a delta.
-    folder = tmp_path / "tables" / "000000001" / "C3"
-    kinds = [info.kind for info in CheckpointStore(folder).versions()]
-    assert kinds == ["full", *["delta"] * 7]
-    for version in (1, 8):
-        *_, (_, _, rows) = CheckpointStore(folder).open(version)
-        assert 0 < len(rows["keys"]) <= 2 * 128
+    store = CheckpointStore(tmp_path / "checkpoint")
+    assert [info.kind for info in store.versions()] == [
+        "full",
+        "delta",
+        "delta",
+        "full",
+        "delta",
+        "delta",
+        "delta",
+        "full",
+    ]
+    *_, of_c3 = [part for _, name, part in store.open(3) if name == "rows" and len(part["keys"])]
+    assert 0 < len(of_c3["keys"]) <= 2 * 128
 
 
 def test_tiers_train_the_same_bits(tmp_path, capsys):
@@ -192,7 +150,7 @@ def test_tiers_train_the_same_bits(tmp_path, capsys):
     one, other = tmp_path / "one", tmp_path / "other"
     assert run(command, *flags, "--checkpoint", one) == 0
     assert run(command, *flags, *placed, "--checkpoint", other) == 0
-    assert_same_end(one, other)
+    assert history_of(one) == history_of(other)  # rows of a tier are written in its own order
     # In the middle the rows move to other tiers, and back.
     moving = tmp_path / "moving"
     assert run(command, *flags, *placed, "--steps", 3, "--checkpoint", moving) == 0
@@ -201,5 +159,5 @@ def test_tiers_train_the_same_bits(tmp_path, capsys):
     assert run(command, *flags, *placed, "--ssd-path", tmp_path / "rows", "--checkpoint", moving) == 0
     found = rows_of_statistics(capsys.readouterr().out)
     assert found["C3"][0] > 2 * 150
-    metrics = [{step: metrics for _, step, _, metrics in end_of(folder).pop("history")} for folder in (one, moving)]
-    assert metrics[0].items() <= metrics[1].items()
+    ours = {record["step"]: record["auc"] for record in history_of(moving)}
+    assert all(ours[record["step"]] == record["auc"] for record in history_of(one))

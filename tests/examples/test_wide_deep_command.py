@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from examples.cases import assert_same_end, damage_criteo, refused, run, write_criteo
+from examples.cases import assert_same_end, damage_criteo, refused, run, settings_of, write_criteo
 
-from torchsparse_rec.examples import _command
-from torchsparse_rec.examples.wide_deep import __main__ as command
-from torchsparse_rec.examples.wide_deep.settings import Settings
-from torchsparse_rec.examples.wide_deep.sources import make_source
+from torchsparse_rec import distributed
+from torchsparse_rec.examples import _common
+from torchsparse_rec.examples import wide_deep as command
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,23 +39,22 @@ def test_table_gb_chooses_rows(tmp_path, capsys):
     assert run(command, *flags) == 0
     # 40 tables of rows of 4 + 1 float32.
     assert "rows=1250" in capsys.readouterr().out
-    arguments = command.make_parser().parse_args(["--table-gb", "9.1"])
-    rows = command.given_settings(arguments)["rows"]
+    parser = command.make_parser()
+    rows = command.settings_of(parser, parser.parse_args(["--table-gb", "9.1"]), None).rows
     assert abs(rows * 40 * 17 * 4 - 9.1e9) < 40 * 17 * 4
-    arguments = command.make_parser().parse_args(["--table-gb", "1e-9"])
-    assert command.given_settings(arguments)["rows"] == 1
+    assert command.settings_of(parser, parser.parse_args(["--table-gb", "1e-9"]), None).rows == 1
 
 
 def test_table_gb_of_a_resumed_run_is_of_its_rows(tmp_path, capsys):
     flags = ["--table-gb", "0.001", *FLAGS[2:], "--output-dir", tmp_path]
     assert run(command, *flags, "--steps", "1") == 0
-    resumed = ["--resume", tmp_path / "checkpoint.pt", "--table-gb", "0.001", "--no-checkpoint", "--steps"]
+    resumed = ["--resume", tmp_path / "checkpoint", "--table-gb", "0.001", "--no-checkpoint", "--steps"]
     assert run(command, *resumed, "2") == 0
     resumed[3] = "0.002"
     assert "--rows is 2500, but" in refused(capsys, command, *resumed, "2")
     resumed[3] = "0.001"
     text = refused(capsys, command, *resumed, "1")
-    assert "has 1 steps already: --steps must be larger, got 1" in text
+    assert "has 0 epochs and 1 steps already: more must be asked for" in text
 
 
 def test_the_greatest_seed_trains(tmp_path):
@@ -75,13 +73,13 @@ def test_held_out_examples_of_one_class_have_no_auc(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("held out: AUC n/a log loss 0.") == 2 and "0.0000" not in printed
     assert re.search(r"last step 6: AUC n/a log loss \S+, best step [36]: AUC n/a log loss", printed)
-    resumed = ["--resume", tmp_path / "checkpoint.pt", "--criteo", path, "--epochs", "3"]
+    resumed = ["--resume", tmp_path / "checkpoint", "--criteo", path, "--epochs", "3"]
     assert run(command, *resumed) == 0
 
 
 def test_the_picture_names_the_data(tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr(_command, "plot_curves", lambda history, title, path: titles.append(title))
+    monkeypatch.setattr(_common, "draw", lambda history, folder, title, *_: titles.append(title))
     write_criteo(tmp_path / "train.txt", 20)
     flags = ["--steps", "1", "--no-checkpoint", "--output-dir", tmp_path]
     assert train(*flags, "--columns", "hashed") == 0
@@ -96,22 +94,22 @@ def test_the_picture_names_the_data(tmp_path, monkeypatch):
     ("flags", "text"),
     [
         (["--columns", "raw"], "invalid choice: 'raw'"),
-        (["--rows", "0"], "argument --rows: must be at least 1, got 0"),
-        (["--table-gb", "nan"], "argument --table-gb: must be a finite number above 0, got nan"),
-        (["--table-gb", "1", "--rows", "5"], "not allowed with argument"),
-        (["--samples", "-1"], "argument --samples: must be at least 1, got -1"),
-        (["--held-out", "0"], "argument --held-out: must be at least 1, got 0"),
+        (["--rows", "0"], "argument --rows: must be at least 1 and below 2 ** 63, got 0"),
+        (["--table-gb", "nan"], "argument --table-gb: must be positive and finite, got nan"),
+        (["--table-gb", "1", "--rows", "5"], "does not go with --rows"),
+        (["--samples", "-1"], "argument --samples: must be at least 1 and below 2 ** 63, got -1"),
+        (["--held-out", "0"], "argument --held-out: must be at least 1 and below 2 ** 63, got 0"),
         (["--distribution", "normal"], "invalid choice: 'normal'"),
-        (["--embedding-dim", "0"], "argument --embedding-dim: must be at least 1, got 0"),
-        (["--mlp", "8,0"], "argument --mlp: must be at least 1, got 0"),
+        (["--embedding-dim", "0"], "argument --embedding-dim: must be at least 1 and below 2 ** 63, got 0"),
+        (["--mlp", "8,0"], "argument --mlp: must be at least 1 and below 2 ** 63, got 0"),
         (["--mlp", ""], "argument --mlp: invalid widths value: ''"),
-        (["--steps", "0"], "argument --steps: must be at least 1, got 0"),
-        (["--evaluate-every", "0"], "argument --evaluate-every: must be at least 1, got 0"),
-        (["--threads", "0"], "argument --threads: must be at least 1, got 0"),
-        (["--criteo", "x", "--columns", "hashed"], "--columns is of generated examples: it does not go with --criteo"),
-        (["--criteo", "x", "--samples", "9"], "--samples is of generated examples"),
-        (["--criteo", "x", "--distribution", "zipf"], "--distribution is of generated examples"),
-        (["--criteo", "x", "--prebatched", "y"], "--prebatched is of generated examples"),
+        (["--steps", "0"], "argument --steps: must be at least 1 and below 2 ** 63, got 0"),
+        (["--evaluate-every", "0"], "argument --evaluate-every: must be at least 1 and below 2 ** 63, got 0"),
+        (["--threads", "0"], "argument --threads: must be at least 1 and below 2 ** 63, got 0"),
+        (["--criteo", "x", "--columns", "hashed"], "--criteo does not go with --columns"),
+        (["--criteo", "x", "--samples", "9"], "--criteo does not go with --samples"),
+        (["--criteo", "x", "--distribution", "zipf"], "--criteo does not go with --distribution"),
+        (["--criteo", "x", "--prebatched", "y"], "--criteo does not go with --prebatched"),
         (["--compare", "tensorflow", "--criteo", "x"], "does not go with --criteo"),
         (["--compare", "tensorflow", "--optimizer", "adam"], "gradient descent, got --optimizer adam"),
         (["--compare", "tensorflow", "--epochs", "2"], "does not go with --epochs"),
@@ -153,9 +151,13 @@ def test_files_damaged_further_in_end_training_with_one_line(tmp_path, capsys):
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def same_weights(one, other, rtol, atol):
-    models = [torch.load(folder / "checkpoint.pt", weights_only=True)["network"]["model"] for folder in (one, other)]
-    torch.testing.assert_close(dict(models[0]), dict(models[1]), rtol=rtol, atol=atol)
+def weights_of(folder, flags):
+    """Return the network of a run, loaded from its checkpoint."""
+    parser = command.make_parser()
+    settings = parser.settings(vars(parser.parse_args([str(flag) for flag in flags])))
+    model = command.make_model(command.make_transform(settings), settings)
+    distributed.load(folder / "checkpoint", model)
+    return dict(model.state_dict())
 
 
 @pytest.mark.parametrize("source", ["generated", "prebatched", "criteo"])
@@ -171,7 +173,7 @@ def test_resume_within_an_epoch_continues_bit_for_bit(source, tmp_path, capsys):
     flags += ["--evaluate-every", "2"]
     assert run(command, *flags, "--epochs", "2", "--output-dir", straight) == 0
     assert run(command, *flags, "--steps", "2", "--output-dir", cut) == 0
-    resumed = ["--resume", cut / "checkpoint.pt", "--evaluate-every", "2", "--epochs", "2", *where]
+    resumed = ["--resume", cut / "checkpoint", "--evaluate-every", "2", "--epochs", "2", *where]
     assert run(command, *resumed) == 0
     assert_same_end(straight, cut)
 
@@ -183,10 +185,10 @@ def test_resume_within_an_epoch_of_rows_that_wait_needs_the_same_evaluations(tmp
     straight, cut, other = (tmp_path / name for name in ("straight", "cut", "other"))
     assert run(command, *flags, "--epochs", "1", "--evaluate-every", "3", "--output-dir", straight) == 0
     assert run(command, *flags, "--steps", "3", "--evaluate-every", "3", "--output-dir", cut) == 0
-    assert run(command, "--resume", cut / "checkpoint.pt", "--evaluate-every", "3", "--epochs", "1") == 0
+    assert run(command, "--resume", cut / "checkpoint", "--evaluate-every", "3", "--epochs", "1") == 0
     assert_same_end(straight, cut)
     assert run(command, *flags, "--epochs", "1", "--evaluate-every", "5", "--output-dir", other) == 0
-    same_weights(straight, other, rtol=0, atol=2e-3)
+    torch.testing.assert_close(weights_of(straight, flags), weights_of(other, flags), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "ftrl"])
@@ -196,7 +198,7 @@ def test_other_evaluations_keep_the_bits_where_no_rows_wait(optimizer, tmp_path,
     one, other = tmp_path / "one", tmp_path / "other"
     assert run(command, *flags, "--evaluate-every", "3", "--output-dir", one) == 0
     assert run(command, *flags, "--output-dir", other) == 0
-    same_weights(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(weights_of(one, flags), weights_of(other, flags), rtol=0, atol=0)
 
 
 # ---- Prebatched ------------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def losses_of(printed):
 
 def test_criteo_rows_are_held_out_one_in_ten(tmp_path):
     write_criteo(tmp_path / "train.txt", 437)
-    source = make_source(Settings(batch_size=50, held_out=30), tmp_path / "train.txt")
+    source = command.criteo_source(settings_of(command, batch_size=50, held_out=30), tmp_path / "train.txt")
     lines = (tmp_path / "train.txt").read_text().split("\n")
     wanted = [line for row, line in enumerate(lines) if row % 10 != 9]
 
@@ -246,12 +248,12 @@ def test_criteo_rows_are_held_out_one_in_ten(tmp_path):
         return [int(x) for batch in batches for x in batch.labels]
 
     for _ in range(2):
-        batches = list(source.batches())
+        batches = list(source.batches(0))
         assert labels(batches) == [int(line[0]) for line in wanted]
-        assert all(batch.size in (50, 51) for batch in batches[:-1]) and source.epoch_length() == len(batches)
+        assert all(batch.size in (50, 51) for batch in batches[:-1])
     first = [str(x) if x is not None else "" for x in batches[0].columns.column("C1").to_pylist()]
     assert first[:3] == [line.split("\t")[14] for line in wanted[:3]]
-    assert labels(source.held_out()) == [int(line[0]) for line in lines[9::10][:30]]
+    assert labels(source.held_out) == [int(line[0]) for line in lines[9::10][:30]]
     assert labels(source.batches(3)) == labels(batches[3:])
 
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import torch
+from optim.cases import CHOICES
 from torch import Tensor
 
 MODES = ("dense", "sparse", "fused", "auto")
@@ -64,24 +65,6 @@ class Program:
 
 # ---- Optimizers ------------------------------------------------------------------------------------------------------
 
-_ADAM = {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99), (0.5, 0.9), (0.0, 0.99)), "eps": (1e-8, 1e-3, 0.1)}
-_ADAGRAD = {"lr": (0.05, 0.2), "lr_decay": (0.0, 0.01), "weight_decay": (0.0, 0.0, 0.1), "eps": (1e-10, 1e-3)}
-_ADAGRAD["initial_accumulator_value"] = (0.0, 0.1)
-_DECAY = {"weight_decay": (0.0, 0.1)}
-CHOICES: dict[str, dict[str, tuple]] = {
-    "SGD": {"lr": (0.01, 0.05), "momentum": (0.0, 0.5, 0.9), "dampening": (0.0, 0.3), **_DECAY},
-    "Adagrad": _ADAGRAD,
-    "RowWiseAdagrad": _ADAGRAD,
-    "Adam": {**_ADAM, **_DECAY, "amsgrad": (False, True), "decoupled_weight_decay": (False, True)},
-    "AdamW": {**_ADAM, **_DECAY, "amsgrad": (False, True)},
-    "PartialRowWiseAdam": {**_ADAM, **_DECAY},
-    "RMSprop": {"lr": (0.01, 0.03), "alpha": (0.99, 0.9, 0.5), "eps": (1e-3, 0.1), "momentum": (0.0, 0.0, 0.9)}
-    | {"centered": (False, True), "weight_decay": (0.0, 0.0, 0.1)},
-    "Adadelta": {"lr": (0.3, 1.0), "rho": (0.9, 0.5), "eps": (1e-6, 1e-3), "weight_decay": (0.0, 0.0, 0.1)},
-    "Ftrl": {"lr": (0.1, 0.5), "lr_power": (-0.5, -0.4), "l1": (0.0, 0.01), "l2": (0.0, 0.02)}
-    | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
-    "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
-}
 # What a schedule may change between steps, beside lr. SGD's momentum may become zero or not; with other optimizers
 # torch itself refuses that.
 SCHEDULED = ("weight_decay", "betas", "eps", "momentum", "alpha", "rho", "l1", "l2")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.ops.row_optimizer_rules import OPTIMIZER_RULES
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -322,8 +323,8 @@ def stepped(message: str, kind: type[Exception] = ValueError, **changes: Any) ->
 
 
 def test_optimizers() -> None:
-    stepped("rule must be in [0, 10), got 11", rule=11)
-    stepped("hyperparameters must be 5, got 1", hyperparameters=[0.5])
+    stepped(f"rule must be in [0, {len(OPTIMIZER_RULES)}), got 99", rule=99)
+    stepped("hyperparameters must be 5 for sgd, got 1", hyperparameters=[0.5])
     stepped("step must be in [base + 1, base + 2^31), got 1 with base 1", step=1)
     stepped("states must be 1 for each of the 2 tables, got 1", states=[torch.zeros(9, 3)])
     stepped("states must be 1 for each of the 1 tables, got 2", wanted=[False, True])

@@ -26,7 +26,7 @@ from torchsparse_rec.compat._parity.reference import MAX, REFERENCES, SUM
 # Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), those without a
 # CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts), and those
 # of plans, which stand for others and are for eager calls alone (test_collection_plan.py).
-NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY) | PLANNED
+NOT_SAMPLED = {"cpu_level", "row_optimizer_rule", "check_errors"} | set(CPU_ONLY) | PLANNED
 SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
 
 # ---- Meaning --------------------------------------------------------------------------------------------------------

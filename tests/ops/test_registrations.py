@@ -5,9 +5,10 @@ import torch
 import torchsparse_rec
 
 NAMES = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("torchsparse_rec::"))
-# These operators return no tensor, so there is nothing to differentiate.
+# These operators return no tensor of numbers, so there is nothing to differentiate.
 WITHOUT_GRADIENT = {
-    f"torchsparse_rec::{name}" for name in ("cpu_level", "check_errors", "collection_plan", "collection_plan_free")
+    f"torchsparse_rec::{name}"
+    for name in ("cpu_level", "row_optimizer_rule", "check_errors", "collection_plan", "collection_plan_free")
 }
 
 

@@ -11,7 +11,16 @@ from calls import among_columns, assert_same_bits, call
 from devices import KERNELS
 from optim.dense_optimizers import Dense
 from pairs import in_pairs
-from samples.row_optimizer import IDLE_RULES, RULES, last_steps_for, states_for, update_sample
+from samples.row_optimizer import (
+    IDLE_RULES,
+    ROW_STATES,
+    RULES,
+    by_name,
+    last_steps_for,
+    ruled,
+    states_for,
+    update_sample,
+)
 from samples.sample import Random
 from torch import Tensor
 
@@ -28,7 +37,7 @@ class Table:
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.rule, self.weight = rule, weight.clone()
         rows, dim = weight.shape
-        shapes = [(rows,) if rule == 5 and s == 1 else (rows, dim) for s in range(states_of(rule, h))]
+        shapes = [(rows,) if ROW_STATES.get(rule) == s else (rows, dim) for s in range(states_of(rule, h))]
         self.states = [torch.zeros(shape, dtype=wide) for shape in shapes]
         self.last, self.history, self.steps = torch.zeros(rows, dtype=torch.int32), ops.new_history(steps), 0
 
@@ -54,41 +63,47 @@ class Table:
 # Usual hyperparameters, and hard ones: slow first moments, second moments that decay faster than the first, complex
 # eigenvalues, an eps that matters.
 TRAINED: dict[str, tuple[int, Hyperparameters]] = {
-    "sgd_decay": (0, [1e-2, 0.0, 0.0, 0.0, 1e-2]),
-    "momentum": (0, [1e-2, 0.9, 0.0, 0.0, 0.0]),
-    "dampening": (0, [1e-2, 0.9, 0.3, 0.0, 1e-3]),
-    "nesterov": (0, [1e-2, 0.9, 0.0, 1.0, 1e-2]),
-    "complex_eigenvalues": (0, [1.0, 0.9, 0.0, 0.0, 1e-2]),
-    "complex_nesterov": (0, [1.0, 0.9, 0.0, 1.0, 1e-2]),
-    "adam": (3, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]),
-    "adamw": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.0]),
-    "adam_slow": (3, [1e-3, 0.99, 0.999, 1e-8, 0.0, 0.0, 0.0]),
-    "adam_fast_second": (3, [1e-3, 0.9, 0.9, 1e-8, 0.0, 0.0, 0.0]),
-    "adam_no_first": (3, [1e-3, 0.0, 0.999, 1e-8, 0.0, 0.0, 0.0]),
-    "adam_eps": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0, 0.0]),
-    "adam_tensorflow": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0, 1.0]),
-    "amsgrad_tensorflow": (4, [1e-3, 0.9, 0.999, 1e-2, 1e-2, 1.0, 1.0]),
-    "amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]),
-    "amsgradw": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.0]),
-    "partial_rowwise_adam": (5, [1e-3, 0.9, 0.999, 1e-8, 1e-2]),
-    "rmsprop": (6, [1e-3, 0.99, 1e-8, 0.0, 0.0, 0.0]),
-    "rmsprop_momentum": (6, [1e-3, 0.99, 1e-8, 0.0, 0.9, 0.0]),
-    "rmsprop_centered": (6, [1e-3, 0.99, 1e-6, 0.0, 0.9, 1.0]),
-    "adadelta": (8, [1.0, 0.9, 1e-6, 0.0]),
+    "sgd_decay": ruled("sgd", lr=1e-2, weight_decay=1e-2),
+    "momentum": ruled("sgd", lr=1e-2, momentum=0.9),
+    "dampening": ruled("sgd", lr=1e-2, momentum=0.9, dampening=0.3, weight_decay=1e-3),
+    "nesterov": ruled("sgd", lr=1e-2, momentum=0.9, nesterov=1.0, weight_decay=1e-2),
+    "complex_eigenvalues": ruled("sgd", lr=1.0, momentum=0.9, weight_decay=1e-2),
+    "complex_nesterov": ruled("sgd", lr=1.0, momentum=0.9, nesterov=1.0, weight_decay=1e-2),
+    "adam": ruled("adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8),
+    "adamw": ruled("adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2, decoupled=1.0),
+    "adam_slow": ruled("adam", lr=1e-3, beta1=0.99, beta2=0.999, eps=1e-8),
+    "adam_fast_second": ruled("adam", lr=1e-3, beta1=0.9, beta2=0.9, eps=1e-8),
+    "adam_no_first": ruled("adam", lr=1e-3, beta2=0.999, eps=1e-8),
+    "adam_eps": ruled("adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-2),
+    "adam_tensorflow": ruled("adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-2, tensorflow_eps=1.0),
+    "amsgrad_tensorflow": ruled(
+        "amsgrad", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-2, weight_decay=1e-2, decoupled=1.0, tensorflow_eps=1.0
+    ),
+    "amsgrad": ruled("amsgrad", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8),
+    "amsgradw": ruled("amsgrad", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2, decoupled=1.0),
+    "partial_rowwise_adam": ruled("partial_rowwise_adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2),
+    "rmsprop": ruled("rmsprop", lr=1e-3, alpha=0.99, eps=1e-8),
+    "rmsprop_momentum": ruled("rmsprop", lr=1e-3, alpha=0.99, eps=1e-8, momentum=0.9),
+    "rmsprop_centered": ruled("rmsprop", lr=1e-3, alpha=0.99, eps=1e-6, momentum=0.9, centered=1.0),
+    "adadelta": ruled("adadelta", lr=1.0, rho=0.9, eps=1e-6),
 }
 
 
-def _scheduled(h: Hyperparameters, step: int, last: int) -> Hyperparameters:
+def _scheduled(rule: int, h: Hyperparameters, step: int, last: int) -> Hyperparameters:
     """Return a step's hyperparameters: the learning rate warms up and swings, and Adam's beta1 changes half way."""
-    h = [h[0] * min(step / 10, 1) * (1 + 0.5 * math.sin(step / 7)), *h[1:]]
-    if len(h) == 6 and h[1] == 0.9 and 2 * step > last:
-        h[1] = 0.85
-    return h
+    now = by_name(rule, h)
+    now["lr"] *= min(step / 10, 1) * (1 + 0.5 * math.sin(step / 7))
+    if now.get("beta1") == 0.9 and 2 * step > last:
+        now["beta1"] = 0.85
+    return [*now.values()]
 
 
 def _zero_states(rule: int, h: Hyperparameters, weight: Tensor) -> list[Tensor]:
     rows = weight.shape[0]
-    return [torch.zeros(rows if rule == 5 and s == 1 else weight.shape, dtype=weight.dtype) for s in range(2)]
+    return [
+        torch.zeros(rows if ROW_STATES.get(rule) == s else weight.shape, dtype=weight.dtype)
+        for s in range(states_of(rule, h))
+    ]
 
 
 def _train(rule: int, h: Hyperparameters, plan: Sequence[Sequence[int]], dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +120,7 @@ def _train(rule: int, h: Hyperparameters, plan: Sequence[Sequence[int]], dim: in
     dense = [Dense(rule, x, _zero_states(rule, h, x)) for x in (weight.double(), weight)]
     seen: list[list[Tensor]] = [[], [], []]
     for step, ids in enumerate(plan, start=1):
-        now = _scheduled(h, step, len(plan))
+        now = _scheduled(rule, h, step, len(plan))
         named = torch.tensor(ids, dtype=torch.int64)
         values = random.floats(len(ids), dim, dtype=torch.float32)
         table.step(named, values, now)
@@ -228,11 +243,11 @@ def test_more_room_for_history() -> None:
 
 
 _COUPLED = {
-    "adagrad": (1, [1e-2, 1e-3, 1e-8, 1e-2]),
-    "coupled_adam": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0, 0.0]),
-    "coupled_amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0, 0.0]),
-    "coupled_rmsprop": (6, [1e-3, 0.99, 1e-8, 1e-2, 0.9, 0.0]),
-    "coupled_adadelta": (8, [1.0, 0.9, 1e-6, 1e-2]),
+    "adagrad": ruled("adagrad", lr=1e-2, lr_decay=1e-3, eps=1e-8, weight_decay=1e-2),
+    "coupled_adam": ruled("adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2),
+    "coupled_amsgrad": ruled("amsgrad", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2),
+    "coupled_rmsprop": ruled("rmsprop", lr=1e-3, alpha=0.99, eps=1e-8, weight_decay=1e-2, momentum=0.9),
+    "coupled_adadelta": ruled("adadelta", lr=1.0, rho=0.9, eps=1e-6, weight_decay=1e-2),
 }
 
 

@@ -6,13 +6,20 @@ import pytest
 import torch
 from calls import assert_same_bits, call
 from devices import cpu_only
-from samples.row_optimizer import IDLE_RULES, OTHER_RULES, RULES, update_sample
+from samples.row_optimizer import IDLE_RULES, OTHER_RULES, ROW_STATES, RULES, by_name, ruled, update_sample
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
+from torchsparse_rec.ops.row_optimizer_rules import OPTIMIZER_RULES
 
-ADAMW = [0.1, 0.9, 0.99, 1e-3, 0.1, 1.0, 0.0]
+_ADAMW = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "weight_decay": 0.1, "decoupled": 1.0}
+_, ADAMW = ruled("adam", **_ADAMW)
+
+
+def _changed(**values: float) -> dict[str, list[float]]:
+    return {"hyperparameters": ruled("adam", **(_ADAMW | values))[1]}
 
 
 def _arguments() -> dict:
@@ -37,17 +44,15 @@ def _second(argument: str, x: Tensor) -> dict:
 
 _IDS, _NARROW = torch.tensor([1]), [torch.ones(4, 3).half(), torch.ones(2, 5).half()]
 BAD = {
-    "rule must be in [0, 10), got 10": {"rule": 10},
-    "hyperparameters must be 7, got 5": {"hyperparameters": ADAMW[:5]},
-    "lr must be >= 0, got -1": {"hyperparameters": [-1.0, *ADAMW[1:]]},
-    "lr must be >= 0, got nan": {"hyperparameters": [torch.nan, *ADAMW[1:]]},
-    "beta1 must be in [0, 1), got 1": {"hyperparameters": [0.1, 1.0, *ADAMW[2:]]},
-    "beta2 must be in [0, 1), got -0.5": {"hyperparameters": [0.1, 0.9, -0.5, *ADAMW[3:]]},
-    "decoupled must be 0 or 1, got 0.5": {"hyperparameters": [*ADAMW[:5], 0.5, 0.0]},
-    "weight_decay must be at most 1 / lr, got 11 with lr 0.1": {"hyperparameters": [*ADAMW[:4], 11.0, 1.0, 0.0]},
-    "weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got 0.1": {
-        "hyperparameters": [*ADAMW[:5], 0.0, 0.0]
-    },
+    f"rule must be in [0, {len(OPTIMIZER_RULES)}), got 99": {"rule": 99},
+    "hyperparameters must be 7 for adam, got 5": {"hyperparameters": ADAMW[:5]},
+    "lr must be >= 0, got -1": _changed(lr=-1.0),
+    "lr must be >= 0, got nan": _changed(lr=torch.nan),
+    "beta1 must be in [0, 1), got 1": _changed(beta1=1.0),
+    "beta2 must be in [0, 1), got -0.5": _changed(beta2=-0.5),
+    "decoupled must be 0 or 1, got 0.5": _changed(decoupled=0.5),
+    "weight_decay must be at most 1 / lr, got 11 with lr 0.1": _changed(weight_decay=11.0),
+    "weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got 0.1": _changed(decoupled=0),
     "base must be >= 0, got -1": {"base": -1},
     "step must be in [base + 1, base + 2^31), got 1 with base 1": {"step": 1},
     f"step must be in [base + 1, base + 2^31), got 0 with base {2**63 - 1}": {"base": 2**63 - 1, "step": 0},
@@ -223,23 +228,22 @@ def test_coupled_decay_has_no_idle_maps(rule: str, kernels: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "changed", "message"),
+    ("name", "changed", "message"),
     [
-        (0, {3: 1.0, 1: 0.0, 2: 0.0}, "nesterov must come with momentum > 0 and dampening 0"),
-        (0, {3: 1.0, 1: 0.5, 2: 0.5}, "nesterov must come with momentum > 0 and dampening 0"),
-        (0, {2: torch.nan}, "dampening must be a number, got nan"),
-        (1, {1: -1.0}, "lr_decay must be >= 0, got -1"),
-        (7, {0: 0.0}, "lr must be > 0, got 0"),
-        (7, {1: 0.5}, "lr_power must be <= 0, got 0.5"),
-        (8, {1: 1.5}, r"rho must be in \[0, 1\], got 1.5"),
-        (6, {5: 2.0}, "centered must be 0 or 1, got 2"),
-        (5, {4: 9.0}, "weight_decay must be at most 1 / lr, got 9 with lr 0.125"),
+        ("sgd", {"nesterov": 1.0, "momentum": 0.0}, "nesterov must come with momentum > 0 and dampening 0"),
+        ("momentum", {"nesterov": 1.0}, "nesterov must come with momentum > 0 and dampening 0"),
+        ("sgd", {"dampening": torch.nan}, "dampening must be a number, got nan"),
+        ("adagrad", {"lr_decay": -1.0}, "lr_decay must be >= 0, got -1"),
+        ("ftrl", {"lr": 0.0}, "lr must be > 0, got 0"),
+        ("ftrl", {"lr_power": 0.5}, "lr_power must be <= 0, got 0.5"),
+        ("adadelta", {"rho": 1.5}, r"rho must be in \[0, 1\], got 1.5"),
+        ("rmsprop", {"centered": 2.0}, "centered must be 0 or 1, got 2"),
+        ("partial_rowwise_adam", {"weight_decay": 9.0}, "weight_decay must be at most 1 / lr, got 9 with lr 0.125"),
     ],
 )
-def test_hyperparameters_outside_their_range(rule: int, changed: dict, message: str, kernels: str) -> None:
-    h = list(next(h for number, h in RULES.values() if number == rule))
-    for place, value in changed.items():
-        h[place] = value
+def test_hyperparameters_outside_their_range(name: str, changed: dict, message: str, kernels: str) -> None:
+    rule, h = RULES[name]
+    h = [*(by_name(rule, h) | changed).values()]
     with pytest.raises(ValueError, match=message):
         ops.row_optimizer_advance_(ops.new_history(1), rule=rule, hyperparameters=h, step=1)
 
@@ -289,7 +293,7 @@ def test_idle_motion_says_what_idle_steps_change(rule: str) -> None:
 
     number, h = RULES[rule]
     row = [torch.full((1, 2), 0.5, dtype=torch.float64) for _ in range(1 + states_of(number, h))]
-    if number in (2, 5):
+    if number in ROW_STATES:
         row[-1] = row[-1][:, 0]
     if rule == "ftrl" or rule == "ftrl_power":
         # Rows without gradient keep their value: TensorFlow's rule for sparse gradients.
@@ -305,16 +309,32 @@ def test_idle_motion_says_what_idle_steps_change(rule: str) -> None:
 
 
 def test_adagrad_without_decay_has_no_idle_motion() -> None:
-    assert ops.idle_motion(1, [0.1, 0.0, 1e-8, 0.0]) == ops.idle_motion(2, [0.1, 0.0, 1e-8, 0.0]) == "none"
+    for name in ("adagrad", "rowwise_adagrad"):
+        assert ops.idle_motion(*ruled(name, lr=0.1, eps=1e-8)) == "none"
 
 
 def test_idle_motion_checks_its_arguments() -> None:
-    for rule in (-1, 10):
-        with pytest.raises(ValueError, match=rf"idle_motion: rule must be in \[0, 10\), got {rule}"):
+    rules = len(OPTIMIZER_RULES)
+    for rule in (-1, rules):
+        with pytest.raises(ValueError, match=rf"idle_motion: rule must be in \[0, {rules}\), got {rule}"):
             ops.idle_motion(rule, [0.1])
     for rule, h in RULES.values():
         with pytest.raises(ValueError, match=f"hyperparameters must be {len(h)} for [a-z_]+, got {len(h) - 1}"):
             ops.idle_motion(rule, h[:-1])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_rule_says_depends_on_zeros_alone(rule: str) -> None:
+    """Compare with what C++ says of other values: Python remembers its words by which hyperparameters are zero."""
+    number, h = RULES[rule]
+    say = torch.ops.torchsparse_rec.row_optimizer_rule.default
+    assert torch.equal(say(number, h), say(number, [2 * x for x in h]))
+    assert torch.equal(say(number, h), say(number, [float(x != 0) for x in h]))
+
+
+def test_rules_under_fake_tensors() -> None:
+    with FakeTensorMode():
+        assert ops.idle_motion(*ruled("rmsprop", lr=0.1, eps=0.5, centered=1.0)) == "states"
 
 
 # ---- Autograd and compilation ---------------------------------------------------------------------------------------

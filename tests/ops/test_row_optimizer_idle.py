@@ -8,44 +8,47 @@ import pytest
 import torch
 from calls import assert_same_bits
 from optim.dense_optimizers import Dense
+from samples.row_optimizer import ROW_STATES, ruled
 from torch import Tensor
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
+_UNUSUAL = {"beta1": {"beta1": 0.0}, "lr": {"lr": 0.0}, "forgetful": {"beta1": 0.5, "beta2": 0.6}}
 
-@pytest.mark.parametrize("rule", [3, 4, 5])
-@pytest.mark.parametrize("changed", [{1: 0.0}, {0: 0.0}, {1: 0.5, 2: 0.6}], ids=["beta1", "lr", "forgetful"])
-def test_idleness_without_eps(rule: int, changed: dict[int, float], kernels: str) -> None:
+
+@pytest.mark.parametrize("name", ["adam", "amsgrad", "partial_rowwise_adam"])
+@pytest.mark.parametrize("changed", _UNUSUAL.values(), ids=_UNUSUAL)
+def test_idleness_without_eps(name: str, changed: dict[str, float], kernels: str) -> None:
     """Divide by the second moment alone: in a gap that moves nothing, and in one that float32 cannot hold."""
-    h = [0.01, 0.9, 0.99, 0.0, 0.0, 1.0, 0.0][: 5 if rule == 5 else 7]
-    for place, value in changed.items():
-        h[place] = value
+    values = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99} | changed
+    lr, beta1, beta2 = values.values()
+    rule, h = ruled(name, **values)
     steps = 400
     history = ops.new_history(steps)
     for step in range(1, steps + 1):
         ops.row_optimizer_advance_(history, rule=rule, hyperparameters=h, step=step)
     weight, last = torch.full((steps, 1), 0.5), torch.arange(steps, dtype=torch.int32)
     states = [torch.full((steps, 1), 0.25), *(torch.ones(steps, 1) for _ in range(states_of(rule, h) - 1))]
-    if rule == 5:
+    if name == "partial_rowwise_adam":
         states[1] = states[1][:, 0]
     given = {"rule": rule, "hyperparameters": h, "step": steps}
     actual = ops.row_optimizer_current(weight, states, last, history, torch.arange(steps), **given)
     wanted = []
     for row in range(steps):
         # AMSGrad's largest second moment does not shrink.
-        beta2 = 1.0 if rule == 4 else h[2]
+        shrinks = 1.0 if name == "amsgrad" else beta2
         w, m, root = 0.5, 0.25, 1.0
         for step in range(row + 1, steps + 1):
-            m, root = h[1] * m, math.sqrt(beta2) * root
-            w -= h[0] / (1 - h[1] ** step) * m / (root / math.sqrt(1 - h[2] ** step))
+            m, root = beta1 * m, math.sqrt(shrinks) * root
+            w -= lr / (1 - beta1**step) * m / (root / math.sqrt(1 - beta2**step))
         wanted.append(w)
     torch.testing.assert_close(actual[:, 0].double(), torch.tensor(wanted, dtype=torch.float64), rtol=3e-7, atol=0)
 
 
 def test_a_gap_does_not_depend_on_the_call() -> None:
     """Flush rows one by one and all together, with gaps that are kept in a list and gaps that are not."""
-    rule, h = 3, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]
+    rule, h = ruled("adam", lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8)
     steps = 1100
     history = ops.new_history(steps)
     for step in range(1, steps + 1):
@@ -63,13 +66,13 @@ def test_a_gap_does_not_depend_on_the_call() -> None:
 
 # Rules whose second moments decay to nothing within a gap of the test.
 OVERFLOWING = {
-    "adam": (3, [0.01, 0.5, 0.5, 1e-8, 0.0, 0.0, 0.0]),
-    "adamw": (3, [0.01, 0.5, 0.5, 1e-8, 0.1, 1.0, 0.0]),
-    "amsgrad": (4, [0.01, 0.5, 0.5, 1e-8, 0.0, 0.0, 0.0]),
-    "partial_rowwise_adam": (5, [0.01, 0.5, 0.5, 1e-8, 0.1]),
-    "rmsprop": (6, [0.01, 0.5, 1e-8, 0.0, 0.5, 0.0]),
-    "rmsprop_centered": (6, [0.01, 0.9, 1e-8, 0.0, 0.0, 1.0]),
-    "adadelta": (8, [1.0, 0.5, 1e-6, 0.0]),
+    "adam": ruled("adam", lr=0.01, beta1=0.5, beta2=0.5, eps=1e-8),
+    "adamw": ruled("adam", lr=0.01, beta1=0.5, beta2=0.5, eps=1e-8, weight_decay=0.1, decoupled=1.0),
+    "amsgrad": ruled("amsgrad", lr=0.01, beta1=0.5, beta2=0.5, eps=1e-8),
+    "partial_rowwise_adam": ruled("partial_rowwise_adam", lr=0.01, beta1=0.5, beta2=0.5, eps=1e-8, weight_decay=0.1),
+    "rmsprop": ruled("rmsprop", lr=0.01, alpha=0.5, eps=1e-8, momentum=0.5),
+    "rmsprop_centered": ruled("rmsprop", lr=0.01, alpha=0.9, eps=1e-8, centered=1.0),
+    "adadelta": ruled("adadelta", lr=1.0, rho=0.5, eps=1e-6),
 }
 
 
@@ -80,7 +83,7 @@ def test_an_overflowed_second_moment_moves_nothing(rule: str, gap: int, kernels:
     number, h = OVERFLOWING[rule]
     weight, last = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.zeros(2, dtype=torch.int32)
     states = [torch.zeros(2, 3) for _ in range(states_of(number, h))]
-    if number == 5:
+    if number in ROW_STATES:
         states[1] = torch.zeros(2)
     dense, history = Dense(number, weight.clone(), [x.clone() for x in states]), ops.new_history(gap + 2)
     everything, ones = torch.tensor([0, 1]), torch.ones(2, 3)
@@ -101,8 +104,9 @@ def test_deviations_from_an_average_whose_square_overflows_too(kernels: str) -> 
     """Use centered RMSprop: the average of squares is infinite, and the square of the average would be."""
     weight, last = torch.tensor([[1.0, 2.0]]), torch.zeros(1, dtype=torch.int32)
     states, history = [torch.zeros(1, 2) for _ in range(2)], ops.new_history(2)
+    rule, h = ruled("rmsprop", lr=0.01, alpha=0.9, eps=1e-8, centered=1.0)
     for step, values in enumerate(([1e30, -1e30], [1.0, 1.0]), start=1):
-        given = {"rule": 6, "hyperparameters": [0.01, 0.9, 1e-8, 0.0, 0.0, 1.0], "step": step}
+        given = {"rule": rule, "hyperparameters": h, "step": step}
         ops.row_optimizer_update_(
             [weight], states, [last], history, [torch.tensor([0])], [torch.tensor([values])], **given
         )
@@ -113,7 +117,8 @@ def test_deviations_from_an_average_whose_square_overflows_too(kernels: str) -> 
 @pytest.mark.parametrize("gap", [1, 2, 7])
 def test_an_infinite_momentum_stays_infinite(gap: int, kernels: str) -> None:
     """Move the weight into its infinity, where nothing pulls it back."""
-    given, history = {"rule": 0, "hyperparameters": [0.1, 0.9, 0.0, 0.0, 0.0], "base": 1}, ops.new_history(gap)
+    rule, h = ruled("sgd", lr=0.1, momentum=0.9)
+    given, history = {"rule": rule, "hyperparameters": h, "base": 1}, ops.new_history(gap)
     for step in range(2, gap + 2):  # step 1 fills the momentum buffer
         ops.row_optimizer_advance_(history, step=step, **given)
     weight, buffer = torch.tensor([[1.0, 1.0, -torch.inf]]), torch.tensor([[torch.inf, -torch.inf, torch.inf]])
@@ -131,13 +136,13 @@ def test_a_thousand_fadings_of_one_row(rule: str, kernels: str) -> None:
     steps = 1000
     history, weight, last = ops.new_history(steps), torch.zeros(1, 1), torch.zeros(1, dtype=torch.int32)
     states = [torch.full((1, 1), 0.7) for _ in range(states_of(number, h))]
-    if number == 5:
+    if number in ROW_STATES:
         states[1] = states[1][:, 0].clone()
     for step in range(1, steps + 1):
         given = {"rule": number, "hyperparameters": h, "step": step}
         ops.row_optimizer_advance_(history, **given)
         ops.row_optimizer_make_current_([weight], states, [last], history, **given)
-    square = states[1 if number in (3, 5) else 0]
+    square = states[1 if "adam" in rule else 0]
     torch.testing.assert_close(
         square.double().flatten(), torch.tensor([0.7 * 0.999**steps]).double(), rtol=3e-6, atol=0
     )

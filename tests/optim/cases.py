@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,9 @@ class Case:
     """One of our optimizers, and the dense one to which it must be equal."""
 
     name: str
-    ours: Callable[..., torch.optim.Optimizer]
+    kind: str  # the class
+    arguments: dict[str, Any]
+    ours: Callable[..., Any]
     dense: Callable[..., torch.optim.Optimizer]
     lr: float = 0.05
     # Whether a step must update all rows with this rule, and warns of it.
@@ -87,10 +90,15 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
+    def motion(self) -> str:
+        """Return how rows without gradient move, in the words of ``ops.idle_motion``; empty: in no closed form."""
+        optimizer = self.ours([torch.nn.Parameter(torch.zeros(1, 1))], lr=self.lr)
+        return optimizer.rule(optimizer.param_groups[0]).words.motion
 
-def _case(name: str, cls: str, lr: float = 0.05, warns: bool = False, **kwargs):
-    dense = REFERENCES.get(cls) or partial(getattr(torch.optim, cls), foreach=False)
-    return Case(name, partial(getattr(optim, cls), **kwargs), partial(dense, **kwargs), lr, warns)
+
+def _case(name: str, kind: str, lr: float = 0.05, warns: bool = False, **kwargs):
+    dense = REFERENCES.get(kind) or partial(getattr(torch.optim, kind), foreach=False)
+    return Case(name, kind, kwargs, partial(getattr(optim, kind), **kwargs), partial(dense, **kwargs), lr, warns)
 
 
 CASES = [
@@ -125,6 +133,40 @@ CASES = [
     _case("lamb", "LAMB", weight_decay=0.01),
 ]
 BY_NAME = {case.name: case for case in CASES}
+
+# What random programs draw from.
+_ADAM = {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99), (0.5, 0.9), (0.0, 0.99)), "eps": (1e-8, 1e-3, 0.1)}
+_ADAGRAD = {"lr": (0.05, 0.2), "lr_decay": (0.0, 0.01), "weight_decay": (0.0, 0.0, 0.1), "eps": (1e-10, 1e-3)}
+_ADAGRAD["initial_accumulator_value"] = (0.0, 0.1)
+_DECAY = {"weight_decay": (0.0, 0.1)}
+CHOICES: dict[str, dict[str, tuple]] = {
+    "SGD": {"lr": (0.01, 0.05), "momentum": (0.0, 0.5, 0.9), "dampening": (0.0, 0.3), **_DECAY},
+    "Adagrad": _ADAGRAD,
+    "RowWiseAdagrad": _ADAGRAD,
+    "Adam": {**_ADAM, **_DECAY, "amsgrad": (False, True), "decoupled_weight_decay": (False, True)},
+    "AdamW": {**_ADAM, **_DECAY, "amsgrad": (False, True)},
+    "PartialRowWiseAdam": {**_ADAM, **_DECAY},
+    "RMSprop": {"lr": (0.01, 0.03), "alpha": (0.99, 0.9, 0.5), "eps": (1e-3, 0.1), "momentum": (0.0, 0.0, 0.9)}
+    | {"centered": (False, True), "weight_decay": (0.0, 0.0, 0.1)},
+    "Adadelta": {"lr": (0.3, 1.0), "rho": (0.9, 0.5), "eps": (1e-6, 1e-3), "weight_decay": (0.0, 0.0, 0.1)},
+    "Ftrl": {"lr": (0.1, 0.5), "lr_power": (-0.5, -0.4), "l1": (0.0, 0.01), "l2": (0.0, 0.02)}
+    | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
+    "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
+}
+
+
+def one_of_each(names: Sequence[str], *motions: str) -> list[str]:
+    """Return these cases, and one of each other optimizer whose rows without gradient move in one of these ways."""
+    kinds = {BY_NAME[name].kind for name in names}
+    others = {case.kind: case.name for case in reversed(CASES) if case.kind not in kinds and case.motion() in motions}
+    return [*names, *reversed(others.values())]
+
+
+def other_kinds(kinds: Iterable[str]) -> list[Case]:
+    """Return a case of each optimizer that is not among these."""
+    return [
+        BY_NAME[name] for name in one_of_each([], "none", "states", "weight", "") if BY_NAME[name].kind not in kinds
+    ]
 
 
 # ---- A training run --------------------------------------------------------------------------------------------------

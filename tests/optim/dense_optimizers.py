@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference.row_optimizer import RULES
+from torchsparse_rec.ops.row_optimizer_rules import HYPERPARAMETERS, OPTIMIZER_RULES
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Dense:
 
     def __post_init__(self) -> None:
         self.steps = 0
-        make = _TORCH.get(self.rule)
+        make = _TORCH.get(_NAMES[self.rule])
         self.parameter = torch.nn.Parameter(self.weight.clone())
         self.optimizer = make and make([self.parameter])
 
@@ -48,28 +49,27 @@ def _adam(amsgrad: bool) -> Callable[[list], torch.optim.Optimizer]:
     return lambda parameters: torch.optim.Adam(parameters, amsgrad=amsgrad, foreach=False)
 
 
-_TORCH: dict[int, Callable[[list], torch.optim.Optimizer]] = {
-    0: lambda parameters: torch.optim.SGD(parameters, lr=0.0, foreach=False),
-    1: lambda parameters: torch.optim.Adagrad(parameters, foreach=False),
-    3: _adam(amsgrad=False),
-    4: _adam(amsgrad=True),
-    6: lambda parameters: torch.optim.RMSprop(parameters, foreach=False, centered=True, momentum=0.5),
-    8: lambda parameters: torch.optim.Adadelta(parameters, foreach=False),
+_TORCH: dict[str, Callable[[list], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.0, foreach=False),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, foreach=False),
+    "adam": _adam(amsgrad=False),
+    "amsgrad": _adam(amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=False, centered=True, momentum=0.5),
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, foreach=False),
 }
+_NAMES = [*OPTIMIZER_RULES]
 
 
 def _groups(rule: int, h: Sequence[float], step: int) -> dict:
     """Return the hyperparameters by their names in torch.optim."""
-    if rule == 0:
-        names = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
-        return dict(zip(names, (*h[:3], bool(h[3]), h[4]), strict=True))
-    if rule == 1:
-        return dict(zip(("lr", "lr_decay", "eps", "weight_decay"), h, strict=True))
-    if rule in (3, 4):
-        eps = h[3] / (1 - h[2] ** step) ** 0.5 if h[6] else h[3]
-        adam = {"lr": h[0], "betas": (h[1], h[2]), "eps": eps, "weight_decay": h[4]}
-        return adam | {"decoupled_weight_decay": bool(h[5])}
-    if rule == 6:
-        names = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
-        return dict(zip(names, (*h[:5], bool(h[5])), strict=True))
-    return dict(zip(("lr", "rho", "eps", "weight_decay"), h, strict=True))
+    group: dict = dict(zip(HYPERPARAMETERS[_NAMES[rule]], h, strict=True))
+    for flag in ("nesterov", "centered"):
+        if flag in group:
+            group[flag] = bool(group[flag])
+    if "beta1" in group:
+        group["betas"] = group.pop("beta1"), group.pop("beta2")
+    if group.pop("tensorflow_eps", False):
+        group["eps"] /= (1 - group["betas"][1] ** step) ** 0.5
+    if "decoupled" in group:
+        group["decoupled_weight_decay"] = bool(group.pop("decoupled"))
+    return group

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from kinds import WithHead, train
+from optim.cases import other_kinds
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -21,8 +22,11 @@ from torch.distributed.checkpoint.state_dict import (
 
 from torchsparse_rec import optim
 
-# torch warns in a process that is alone.
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+# torch warns in a process that is alone, and Adamax of its cost.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Adamax.*every step updates all rows"),
+]
 
 MODES = ("dense", "sparse", "fused", "auto")
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
@@ -38,6 +42,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "Ftrl": optim.Ftrl,
     "LAMB": optim.LAMB,
 }
+OPTIMIZERS |= {case.kind: case.ours for case in other_kinds({*OPTIMIZERS, "PartialRowWiseAdam"})}
 
 
 def made(kind: str, mode: str | None, optimizer: str = "Adam", **of_variable: Any) -> tuple[WithHead, Any]:

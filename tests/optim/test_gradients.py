@@ -6,7 +6,19 @@ import warnings
 
 import pytest
 import torch
-from optim.cases import BY_NAME, DIM, ROWS, batches, current_rows, initial, owned_table, set_gradient, train
+from optim.cases import (
+    BY_NAME,
+    DIM,
+    REFERENCES,
+    ROWS,
+    batches,
+    current_rows,
+    initial,
+    one_of_each,
+    owned_table,
+    set_gradient,
+    train,
+)
 
 from torchsparse_rec import optim
 from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
@@ -22,7 +34,9 @@ def coo(values, ids=IDS, rows=ROWS):
 # ---- Foreign tables --------------------------------------------------------------------------------------------------
 
 MOVES = ["sgd-momentum", "sgd-decay", "adam", "amsgrad", "adamw", "partial-rowwise-adam", "rmsprop-momentum"]
+MOVES = one_of_each(MOVES, "weight")
 STAYS = ["sgd", "adagrad", "rowwise-adagrad", "rmsprop", "rmsprop-centered", "adadelta", "ftrl", "lamb"]
+STAYS = one_of_each(STAYS, "none", "states")
 
 
 @pytest.mark.parametrize("name", [*MOVES, *STAYS])
@@ -180,7 +194,7 @@ def test_a_module_in_place_of_its_parameters(cls):
 OUR_ARGUMENTS = "lazy", "stochastic_rounding", "in_backward", "tensorflow_eps"
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta"])
+@pytest.mark.parametrize("name", sorted({case.kind for case in BY_NAME.values()} - {*REFERENCES}))
 def test_signatures_are_those_of_torch(name):
     ours = inspect.signature(getattr(optim, name)).parameters
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
@@ -191,6 +205,8 @@ def test_signatures_are_those_of_torch(name):
 
 DENSE = ["sgd-momentum", "adagrad", "adam", "adamw", "rmsprop", "adadelta"]
 DENSE += ["rowwise-adagrad", "partial-rowwise-adam-decay"]
+# LAMB and Ftrl have another rule there.
+DENSE = [name for name in one_of_each(DENSE, "none", "states", "weight", "") if name not in ("lamb", "ftrl")]
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -205,7 +221,7 @@ def test_parameters_that_are_no_tables(name):
         reference.step()
     assert table_if_any(parameter) is None
     assert torch.allclose(parameter, other, atol=1e-6)
-    assert name.startswith(("rowwise", "partial")) or torch.equal(parameter, other)
+    assert case.reference is not None or torch.equal(parameter, other)
 
 
 def test_lamb_and_ftrl_of_parameters_that_are_no_tables():

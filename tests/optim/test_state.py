@@ -17,6 +17,7 @@ from optim.cases import (
     current_rows,
     distance,
     initial,
+    one_of_each,
     owned_table,
     set_gradient,
     step,
@@ -31,7 +32,11 @@ from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
 
 TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
 ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
+ALL = one_of_each(ALL, "none", "states", "weight", "")
+TORCH = [name for name in ALL if BY_NAME[name].reference is None and name not in ("sgd-nesterov-decay", "rmsprop")]
 EVERYTHING = torch.arange(ROWS)
+# Adamax says what it costs.
+pytestmark = pytest.mark.filterwarnings("ignore:Adamax.*every step updates all rows")
 
 
 def names_shapes_dtypes(optimizer, parameter):

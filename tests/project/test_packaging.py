@@ -312,7 +312,7 @@ def test_wheel_is_small_and_holds_the_package_and_nothing_else(wheel):
     assert wheel.stat().st_size < 4e6
     names = files_of(wheel)
     inside = {name.removeprefix("torchsparse_rec/") for name in names if ".dist-info/" not in name}
-    assert {"_C.so", "py.typed", "compat/__init__.py", "compat/PARITY.md", "examples/ncf/__main__.py"} <= inside
+    assert {"_C.so", "py.typed", "compat/__init__.py", "compat/PARITY.md", "examples/ncf.py"} <= inside
     here = {p.relative_to(ROOT / "torchsparse_rec").as_posix() for p in (ROOT / "torchsparse_rec").rglob("*.py")}
     there = {p.relative_to(ROOT).as_posix() for p in (ROOT / "compat").rglob("*.py")}
     assert {name for name in inside if name.endswith(".py")} == here | there

@@ -3,44 +3,66 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from samples.sample import FLOATS, Family, Random, Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
+from torchsparse_rec.ops.row_optimizer_rules import HYPERPARAMETERS, OPTIMIZER_RULES, rule_words
 
-# By name: the rule's number and hyperparameters. The rules of the first list can flush stale rows.
-IDLE_RULES: dict[str, tuple[int, list[float]]] = {
-    "sgd": (0, [0.25, 0.0, 0.0, 0.0, 0.125]),
-    "momentum": (0, [0.25, 0.75, 0.25, 0.0, 0.125]),
-    "nesterov": (0, [0.25, 0.75, 0.0, 1.0, 0.125]),
-    "adam": (3, [0.125, 0.75, 0.875, 1e-3, 0.0, 0.0, 0.0]),
-    "adamw": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0]),
-    "adam_tensorflow": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 1.0]),
-    "amsgrad": (4, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0]),
-    "partial_rowwise_adam": (5, [0.125, 0.75, 0.875, 1e-3, 0.25]),
-    "rmsprop": (6, [0.125, 0.75, 1e-3, 0.0, 0.0, 0.0]),
-    "rmsprop_momentum": (6, [0.125, 0.75, 1e-3, 0.0, 0.5, 0.0]),
-    "rmsprop_centered": (6, [0.125, 0.75, 1e-3, 0.0, 0.0, 1.0]),
-    "rmsprop_both": (6, [0.125, 0.75, 1e-3, 0.0, 0.5, 1.0]),
-    "adadelta": (8, [0.5, 0.75, 1e-3, 0.0]),
+
+def ruled(rule: str, **values: float) -> tuple[int, list[float]]:
+    """Return a rule's number and its hyperparameters, 0 where nothing is given."""
+    assert values.keys() <= {*HYPERPARAMETERS[rule]}
+    return OPTIMIZER_RULES[rule], [values.get(name, 0.0) for name in HYPERPARAMETERS[rule]]
+
+
+_ADAM = {"lr": 0.125, "beta1": 0.75, "beta2": 0.875, "eps": 1e-3}
+_DECOUPLED = {"weight_decay": 0.25, "decoupled": 1.0}
+_RMSPROP = {"lr": 0.125, "alpha": 0.75, "eps": 1e-3}
+RULES: dict[str, tuple[int, list[float]]] = {
+    "sgd": ruled("sgd", lr=0.25, weight_decay=0.125),
+    "momentum": ruled("sgd", lr=0.25, momentum=0.75, dampening=0.25, weight_decay=0.125),
+    "nesterov": ruled("sgd", lr=0.25, momentum=0.75, nesterov=1.0, weight_decay=0.125),
+    "adam": ruled("adam", **_ADAM),
+    "adamw": ruled("adam", **_ADAM, **_DECOUPLED),
+    "adam_tensorflow": ruled("adam", **_ADAM, **_DECOUPLED, tensorflow_eps=1.0),
+    "amsgrad": ruled("amsgrad", **_ADAM, **_DECOUPLED),
+    "partial_rowwise_adam": ruled("partial_rowwise_adam", **_ADAM, weight_decay=0.25),
+    "rmsprop": ruled("rmsprop", **_RMSPROP),
+    "rmsprop_momentum": ruled("rmsprop", **_RMSPROP, momentum=0.5),
+    "rmsprop_centered": ruled("rmsprop", **_RMSPROP, centered=1.0),
+    "rmsprop_both": ruled("rmsprop", **_RMSPROP, momentum=0.5, centered=1.0),
+    "adadelta": ruled("adadelta", lr=0.5, rho=0.75, eps=1e-3),
+    "plain_sgd": ruled("sgd", lr=0.25),
+    "adagrad": ruled("adagrad", lr=0.25, lr_decay=0.125, eps=1e-3, weight_decay=0.125),
+    "rowwise_adagrad": ruled("rowwise_adagrad", lr=0.25, lr_decay=0.125, eps=1e-3, weight_decay=0.125),
+    "coupled_adam": ruled("adam", **_ADAM, weight_decay=0.25),
+    "coupled_rmsprop": ruled("rmsprop", **_RMSPROP, weight_decay=0.25, momentum=0.5),
+    "ftrl": ruled("ftrl", lr=0.25, lr_power=-0.5, l1=0.125, l2=0.25, l2_shrinkage=0.125, beta=0.5),
+    "ftrl_power": ruled("ftrl", lr=0.25, lr_power=-0.25, l1=0.125, l2=0.25),
+    "coupled_adadelta": ruled("adadelta", lr=0.5, rho=0.75, eps=1e-3, weight_decay=0.25),
+    "lamb": ruled("lamb", **_ADAM, weight_decay=0.25),
 }
-OTHER_RULES: dict[str, tuple[int, list[float]]] = {
-    "plain_sgd": (0, [0.25, 0.0, 0.0, 0.0, 0.0]),
-    "adagrad": (1, [0.25, 0.125, 1e-3, 0.125]),
-    "rowwise_adagrad": (2, [0.25, 0.125, 1e-3, 0.125]),
-    "coupled_adam": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 0.0, 0.0]),
-    "coupled_rmsprop": (6, [0.125, 0.75, 1e-3, 0.25, 0.5, 0.0]),
-    "ftrl": (7, [0.25, -0.5, 0.125, 0.25, 0.125, 0.5]),
-    "ftrl_power": (7, [0.25, -0.25, 0.125, 0.25, 0.0, 0.0]),
-    "coupled_adadelta": (8, [0.5, 0.75, 1e-3, 0.25]),
-    "lamb": (9, [0.125, 0.75, 0.875, 1e-3, 0.25]),
-}
-RULES = IDLE_RULES | OTHER_RULES
+# Those that flush stale rows, and the others.
+IDLE_RULES = {name: rule for name, rule in RULES.items() if rule_words(*rule).motion in ("states", "weight")}
+OTHER_RULES = {name: rule for name, rule in RULES.items() if name not in IDLE_RULES}
 # The state that is one number per row, by the number of the rule.
-ROW_STATES = {2: 0, 5: 1}
+ROW_STATES = {OPTIMIZER_RULES["rowwise_adagrad"]: 0, OPTIMIZER_RULES["partial_rowwise_adam"]: 1}
+
+
+def one_of_each_rule(*names: str) -> list[str]:
+    """Return these samples of rules, and one of each rule that none of them is of."""
+    numbers = {RULES[name][0] for name in names}
+    others = {number: name for name, (number, _) in reversed(RULES.items()) if number not in numbers}
+    return [*names, *others.values()]
+
+
+def by_name(rule: int, h: Sequence[float]) -> dict[str, float]:
+    """Return a rule's hyperparameters by their names."""
+    return dict(zip([*HYPERPARAMETERS.values()][rule], h, strict=True))
 
 
 def states_for(random: Random, rule: int, h: list[float], rows: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
@@ -48,7 +70,7 @@ def states_for(random: Random, rule: int, h: list[float], rows: int, dim: int, d
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     shapes = [(rows,) if ROW_STATES.get(rule) == s else (rows, dim) for s in range(states_of(rule, h))]
     states = [random.integers(64, 128, *shape, dtype=torch.float64).to(wide) / 128 for shape in shapes]
-    if rule == 6 and h[5]:
+    if by_name(rule, h).get("centered"):
         states[-1] *= 0.25
     return states
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .._interrupt import run_command
+from .._progress import progress_bar
 from ._arrow import arrow
-from ._progress import progress_bar
 from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
 from .errors import DataError
 from .prebatched import PrebatchedDataset

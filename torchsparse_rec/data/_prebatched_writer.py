@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 import torch
 
+from .._progress import progress_bar
 from ..files import PathLike, whole_file
 from ..ops import crc32c
 from . import _index
 from ._arrow import arrow
 from ._planes import Encoder, decoded_bytes, most_bytes, to_directory
 from ._prebatched_file import PrebatchedFile
-from ._progress import progress_bar
 from ._rows import check_names
 from ._types import cast_stored, narrowest, stored_type, wider
 from .tensors import to_record_batch

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .._progress import progress_bar
 from ..files import PathLike
 from ..typing import FileFormat, RecordCompression
 from ._arrow import arrow
-from ._progress import progress_bar
 from ._rows import path_list, rebatched
 from ._text import COMPRESSIONS, plain_suffix
 from ._types import leaf

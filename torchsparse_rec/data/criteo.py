@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import binascii
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..files import PathLike, whole_file
 from ._arrow import arrow
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = ("label", *INTEGERS, *CATEGORIES)
+
+#: The raw id of an empty field: beyond the 32 bits of the others.
+MISSING = -1
 
 _TAB, _NEWLINE = ord("\t"), ord("\n")
 
@@ -204,3 +211,110 @@ def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
             f"write_criteo: column {name!r} must be {expected}, got {column[row].as_py()!r} in row {rows + row}"
         )
     return values
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+
+def kept_rows(batches: Iterable[Any], every: int = 10) -> Iterator[Any]:
+    """
+    Yield those rows of record batches that are trained on: all but the last of each ``every``.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> rows = [pa.record_batch({"label": list(range(4))}), pa.record_batch({"label": [4, 5]})]
+        >>> [batch["label"].to_pylist() for batch in kept_rows(rows, every=3)]
+        [[0, 1, 3], [4]]
+    """
+    return _chosen_rows(batches, every, held_out=False)
+
+
+def held_out_rows(batches: Iterable[Any], count: int, every: int = 10) -> Iterator[Any]:
+    """
+    Yield the first ``count`` of the rows that :func:`kept_rows` leaves out.
+
+    Raises:
+        ValueError: there are none.
+    """
+    left = count
+    for batch in _chosen_rows(batches, every, held_out=True):
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return
+    if left == count:
+        raise ValueError(f"there must be at least {every} rows, one of which is held out")
+
+
+def _chosen_rows(batches: Iterable[Any], every: int, held_out: bool) -> Iterator[Any]:
+    begin = 0
+    for batch in batches:
+        rows = np.arange(batch.num_rows)
+        chosen = rows[((begin + rows) % every == every - 1) == held_out]
+        begin += batch.num_rows
+        if len(chosen):
+            yield batch.take(chosen)
+
+
+def as_tensors(rows: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Convert a ``pyarrow.RecordBatch`` to tensors of labels, numbers and raw ids.
+
+    Args:
+        rows: a record batch with the columns ``label``, ``I1`` to ``I13`` and ``C1`` to ``C26``. Categories are
+            hexadecimal strings, as in Criteo's files, or integers.
+
+    Returns:
+        Labels, float32 ``[B]``; numbers, float32 ``[B, 13]``, ``log(1 + x)`` or 0 where they are missing or negative;
+        raw ids, int64 ``[26, B]``, :data:`MISSING` where there is none.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: a column is missing, or a string is not hexadecimal of up to 8 digits.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> columns = {"label": [1], **{name: [1] for name in INTEGERS}, **{name: ["68fd1e64"] for name in CATEGORIES}}
+        >>> labels, numbers, ids = as_tensors(pa.record_batch(columns))
+        >>> labels, numbers[0, :2], ids[:2, 0]
+        (tensor([1.]), tensor([0.6931, 0.6931]), tensor([1761418852, 1761418852]))
+    """
+    pa = arrow("as_tensors")
+    for name in COLUMNS:
+        if name not in rows.schema.names:
+            raise ValueError(f"there must be a column {name!r}, got {', '.join(rows.schema.names)}")
+    labels = _numpy(rows.column("label"), pa.float32(), 0.0)
+    numbers = np.stack([_numpy(rows.column(name), pa.float32(), 0.0) for name in INTEGERS], 1)
+    ids = np.stack([_raw_ids(pa, name, rows.column(name)) for name in CATEGORIES])
+    numbers = np.log1p(np.maximum(numbers, np.float32(0.0)))
+    return torch.tensor(labels), torch.from_numpy(numbers), torch.from_numpy(ids)
+
+
+def _numpy(column: Any, kind: Any, missing: float) -> np.ndarray:
+    return column.cast(kind, safe=False).fill_null(missing).to_numpy(zero_copy_only=False)
+
+
+def _raw_ids(pa: Any, name: str, column: Any) -> np.ndarray:
+    from pyarrow import compute
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
+        return _numpy(column, pa.int64(), MISSING)
+    strings = column.cast(pa.string())
+    hexadecimal = compute.utf8_lpad(compute.fill_null(strings, ""), 8, "0")
+    try:
+        if compute.any(compute.not_equal(compute.binary_length(hexadecimal), 8)).as_py():
+            raise ValueError
+        # What utf8_lpad returns begins at its buffer's beginning. There is no buffer without strings.
+        content = memoryview(hexadecimal.buffers()[2] or b"")[: 8 * len(hexadecimal)]
+        ids = np.frombuffer(binascii.unhexlify(content), ">u4")
+    except ValueError:  # That of binascii does not say which.
+        wrong = next(text for text in strings.to_pylist() if text is not None and not _is_hexadecimal(text))
+        raise ValueError(f"column {name!r} must hold hexadecimal ids of up to 8 digits, got {wrong!r}") from None
+    present = compute.fill_null(compute.not_equal(strings, ""), False)
+    return np.where(present.to_numpy(zero_copy_only=False), ids.astype(np.int64), MISSING)
+
+
+def _is_hexadecimal(text: str) -> bool:
+    return len(text) <= 8 and set(text) <= set(string.hexdigits)

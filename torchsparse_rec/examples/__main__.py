@@ -14,10 +14,10 @@ def commands() -> dict[str, str]:
     """Return what each example trains, by the command that runs it: both are in the first line of its docstring."""
     found = {}
     for module in pkgutil.iter_modules(examples.__path__):
-        if module.ispkg:
-            package = importlib.import_module(f"{examples.__name__}.{module.name}")
-            line = re.match(r"(.*): ``(.*)``\.", package.__doc__ or "")
-            assert line is not None, package
+        if not module.name.startswith("_"):
+            program = importlib.import_module(f"{examples.__name__}.{module.name}")
+            line = re.match(r"(.*): ``(.*)``\.", program.__doc__ or "")
+            assert line is not None, program
             found[line[2]] = line[1]
     return found
 

@@ -18,6 +18,7 @@ from .record import *
 from .record_examples import *
 from .route import *
 from .row_optimizer import *
+from .row_optimizer_rules import *
 from .segment import *
 from .sparse_segment import *
 from .sparse_tensor import *

@@ -18,31 +18,12 @@ from .autograd import not_differentiable
 
 __all__ = [
     "HISTORY_COLUMNS",
-    "OPTIMIZER_RULES",
-    "idle_motion",
     "new_history",
     "row_optimizer_advance_",
     "row_optimizer_current",
     "row_optimizer_make_current_",
     "row_optimizer_update_",
 ]
-
-#: ``OptimizerRule`` of csrc/row_optimizer_idle.h, by name.
-OPTIMIZER_RULES = {
-    "sgd": 0,
-    "adagrad": 1,
-    "rowwise_adagrad": 2,
-    "adam": 3,
-    "amsgrad": 4,
-    "partial_rowwise_adam": 5,
-    "rmsprop": 6,
-    "ftrl": 7,
-    "adadelta": 8,
-    "lamb": 9,
-}
-_NAMES = {number: name for name, number in OPTIMIZER_RULES.items()}
-#: The number of hyperparameters of each rule.
-_HYPERPARAMETERS = dict(zip(OPTIMIZER_RULES, (5, 4, 4, 7, 7, 5, 6, 6, 4, 5), strict=True))
 
 #: The columns of a history, which has a row for each block of steps.
 HISTORY_COLUMNS = 8
@@ -68,52 +49,6 @@ def new_history(steps: int, device: torch.device | str | None = None) -> Tensor:
         torch.Size([8, 8])
     """
     return torch.zeros(2 * steps, HISTORY_COLUMNS, dtype=torch.float64, device=device)
-
-
-def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
-    """
-    Say what an optimizer's step does to a row without gradient: nothing, or it changes its states, or its weight.
-
-    Args:
-        rule: the rule's number in ``OPTIMIZER_RULES``.
-        hyperparameters: the rule's, in its order.
-
-    Returns:
-        ``"none"``; ``"states"``: the states change, the weight does not; or ``"weight"``: the weight changes too.
-
-    Raises:
-        ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps. The latter
-            are ``lamb``, and weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``,
-            ``adadelta`` and ``adagrad``, if it is not decoupled).
-
-    Example:
-        >>> idle_motion(OPTIMIZER_RULES["sgd"], [0.1, 0.9, 0.0, 0.0, 0.0])
-        'weight'
-    """
-    if rule not in _NAMES:
-        raise ValueError(f"idle_motion: rule must be in [0, {len(_NAMES)}), got {rule}")
-    name, h = _NAMES[rule], hyperparameters
-    if len(h) != _HYPERPARAMETERS[name]:
-        raise ValueError(f"idle_motion: hyperparameters must be {_HYPERPARAMETERS[name]} for {name}, got {len(h)}")
-    coupled = {
-        "adagrad": lambda: h[3] != 0,
-        "rowwise_adagrad": lambda: h[3] != 0,
-        "adam": lambda: h[4] != 0 and not h[5],
-        "amsgrad": lambda: h[4] != 0 and not h[5],
-        "rmsprop": lambda: h[3] != 0,
-        "adadelta": lambda: h[3] != 0,
-        "lamb": lambda: True,
-    }
-    if name in coupled and coupled[name]():
-        reason = "the trust ratio" if name == "lamb" else "weight_decay in the second moment"
-        raise ValueError(f"{name}: many steps without gradient must have a closed form, got {reason}")
-    if name in {"adagrad", "rowwise_adagrad", "ftrl"}:
-        return "none"
-    if name == "sgd":
-        return "weight" if h[1] != 0 or h[4] != 0 else "none"
-    if name == "rmsprop":
-        return "weight" if h[4] > 0 else "states"
-    return "states" if name == "adadelta" else "weight"
 
 
 def row_optimizer_update_(

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.table import table_if_any
 from ._in_backward import InBackward, already_written
 from ._rule import Rule
@@ -37,21 +36,21 @@ class Groups(InBackward):
     def sparse_obstacle(self, weight: Tensor) -> str | None:
         """Return why a sparse or fused gradient of this table saves nothing, or None."""
         group = self._group_of(weight)
-        try:
-            self._idle_motion(group)
-        except ValueError:
-            return f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
-        return None
+        if self._idle_motion(group):
+            return None
+        decay = f"with weight_decay={group['weight_decay']} " if self._is_decay_to_blame(group) else ""
+        return f"{decay}{type(self).__name__} updates every row each step"
+
+    def _is_decay_to_blame(self, group: dict[str, Any]) -> bool:
+        """Say whether many steps of a row without gradient would have a closed form without weight decay."""
+        return bool(self.rule({**group, "weight_decay": 0.0}).words.motion)
 
     def moves_idle_rows(self, weight: Tensor) -> bool:
         """Say whether a step also moves rows of this table, or their states, that have no gradient."""
         return self._moves_idle(self._group_of(weight))
 
     def _moves_idle(self, group: dict[str, Any]) -> bool:
-        try:
-            return self._idle_motion(group) != "none"
-        except ValueError:
-            return True
+        return self._idle_motion(group) != "none"
 
     def column_obstacle(self, weight: Tensor) -> str | None:
         """Return why this optimizer must not step only some columns of this table, or None if it may."""
@@ -87,10 +86,8 @@ class Groups(InBackward):
         return groups[g]
 
     def _idle_motion(self, group: dict[str, Any]) -> str:
-        if group["lazy"]:
-            return "none"
-        rule = self.rule(group)
-        return idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
+        """Return how idle rows move, in the words of :func:`torchsparse_rec.ops.idle_motion`; empty: no closed form."""
+        return "none" if group["lazy"] else self.rule(group).words.motion
 
     def holds(self, parameter: Tensor) -> bool:
         """Say whether a parameter is in one of the groups."""

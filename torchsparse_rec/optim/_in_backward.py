@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .._torch import as_stored, grad_of, set_grad
-from ..ops.row_optimizer import OPTIMIZER_RULES
 from ..tables.table import SECOND_BACKWARD, Gradient, any_grad, collecting, forget_collected, no_gradient
 from ._checkpoints import Checkpoints
 
@@ -64,7 +63,7 @@ class InBackward(Checkpoints):
             group = done.options
             rule = self._rule_of(group)
             if rule is not done.source:
-                now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
+                now = rule.number, rule.hyperparameters, group.get("maximize", False)
                 if now != (done.rule, done.hyperparameters, done.maximize):
                     raise already_written(f"{type(self).__name__}: a hyperparameter has changed before step()")
             if any_grad(done.parameters):

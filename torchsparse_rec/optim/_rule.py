@@ -1,17 +1,47 @@
-"""What an optimizer tells the operators of a parameter group."""
+"""The rule of a parameter group: what an optimizer tells the operators of it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any
+
+from ..ops.row_optimizer_rules import HYPERPARAMETERS, OPTIMIZER_RULES, rule_words
 
 __all__ = ["Rule"]
 
 
-class Rule(NamedTuple):
-    """A parameter group's hyperparameters, as the operators take them."""
+class Rule:
+    """
+    A parameter group's hyperparameters, as the operators take them, and what the rule says of itself.
 
-    name: str
-    hyperparameters: list[float]
-    states: tuple[str, ...]
-    # False if the history cannot hold this step's effect on rows without gradient: with lr * weight_decay of 1 or more.
-    regular: bool = True
+    Args:
+        name: one of ``OPTIMIZER_RULES``.
+        group: the hyperparameters by their names; ``betas`` are ``beta1`` and ``beta2``.
+        regular: False if the history cannot hold this step's effect on rows without gradient: with
+            ``lr * weight_decay`` of 1 or more.
+        values: hyperparameters that the group has not, or has otherwise.
+    """
+
+    def __init__(self, name: str, group: Mapping[str, Any], regular: bool = True, **values: Any) -> None:
+        if "betas" in group:
+            values["beta1"], values["beta2"] = group["betas"]
+        self.number = OPTIMIZER_RULES[name]
+        self.hyperparameters = [float(values[k] if k in values else group[k]) for k in HYPERPARAMETERS[name]]
+        self.regular = regular
+        self.words = rule_words(self.number, self.hyperparameters)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of a table's states, in the operators' order."""
+        return self.words.states
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether the steps are the same."""
+        return (
+            isinstance(other, Rule)
+            and self.number == other.number
+            and self.hyperparameters == other.hyperparameters
+            and self.regular == other.regular
+        )
+
+    __hash__ = None  # type: ignore[assignment]

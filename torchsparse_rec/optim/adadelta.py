@@ -67,5 +67,4 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
         )
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        names = "lr", "rho", "eps", "weight_decay"
-        return Rule("adadelta", [float(group[name]) for name in names], ("square_avg", "acc_delta"))
+        return Rule("adadelta", group)

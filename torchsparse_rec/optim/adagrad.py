@@ -14,10 +14,6 @@ from .row_optimizer import RowOptimizer, Rule
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 
 
-def _hyperparameters(group: dict[str, Any]) -> list[float]:
-    return [float(group[name]) for name in ("lr", "lr_decay", "eps", "weight_decay")]
-
-
 class Adagrad(RowOptimizer, torch.optim.Adagrad):
     """
     :class:`torch.optim.Adagrad` for tables too, in one pass over the rows of the batch.
@@ -76,7 +72,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         )
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        return Rule("adagrad", _hyperparameters(group), ("sum",))
+        return Rule("adagrad", group)
 
     def _skips_zeros(self, group: dict[str, Any]) -> bool:
         # Where neither the sum nor eps keeps it above 0, the formula divides 0 by 0.
@@ -159,7 +155,7 @@ class RowWiseAdagrad(RowOptimizer):
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        return Rule("rowwise_adagrad", _hyperparameters(group), ("sum",))
+        return Rule("rowwise_adagrad", group)
 
     def initial_value(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"]

@@ -54,15 +54,11 @@ class _Adam(RowOptimizer):
     _at_once: dict[int, _AtOnce] = {}
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
-        place_of_eps = float(group.get("tensorflow_eps", False))
-        hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
-        hyperparameters.append(place_of_eps)
+        decoupled, place_of_eps = group["decoupled_weight_decay"], group.get("tensorflow_eps", False)
         # Stale rows are brought up to date by a series, which needs a decay factor 1 - lr * weight_decay above 0.
-        regular = not decoupled or lr * weight_decay < 1
-        if group["amsgrad"]:
-            return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
-        return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
+        regular = not decoupled or float(group["lr"]) * float(group["weight_decay"]) < 1
+        name = "amsgrad" if group["amsgrad"] else "adam"
+        return Rule(name, group, regular, decoupled=decoupled, tensorflow_eps=place_of_eps)
 
     def _dense_step(self) -> None:
         """Step as torch does, with ``eps / sqrt(1 - beta2^t)`` for ``eps`` where it is added as in TensorFlow."""
@@ -357,9 +353,7 @@ class PartialRowWiseAdam(RowOptimizer):
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay]
-        return Rule("partial_rowwise_adam", hyperparameters, ("exp_avg", "exp_avg_sq"), lr * weight_decay < 1)
+        return Rule("partial_rowwise_adam", group, float(group["lr"]) * float(group["weight_decay"]) < 1)
 
     @torch.no_grad()
     def _dense_step(self) -> None:

@@ -89,9 +89,7 @@ class Ftrl(RowOptimizer):
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        names = "lr_power", "l1", "l2", "l2_shrinkage", "beta"
-        lr = 1.0 if self._only_makes_states(group) else float(group["lr"])
-        return Rule("ftrl", [lr, *(float(group[name]) for name in names)], ("accumulator", "linear"))
+        return Rule("ftrl", group, lr=1.0 if self._only_makes_states(group) else group["lr"])
 
     def _rule_of(self, group: dict[str, Any]) -> Rule:
         # At lr 0 the rule depends on the gradients too.

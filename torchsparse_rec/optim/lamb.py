@@ -80,8 +80,7 @@ class LAMB(RowOptimizer):
         super().add_param_group(param_group)
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        hyperparameters = [float(group["lr"]), *map(float, group["betas"]), float(group["eps"])]
-        return Rule("lamb", [*hyperparameters, float(group["weight_decay"])], ("exp_avg", "exp_avg_sq"))
+        return Rule("lamb", group)
 
     @torch.no_grad()
     def _dense_step(self) -> None:

@@ -72,10 +72,4 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
         )
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        names = "lr", "alpha", "eps", "weight_decay", "momentum", "centered"
-        states: tuple[str, ...] = ("square_avg",)
-        if group["momentum"] > 0:
-            states += ("momentum_buffer",)
-        if group["centered"]:
-            states += ("grad_avg",)
-        return Rule("rmsprop", [float(group[name]) for name in names], states)
+        return Rule("rmsprop", group)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untraced
 from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
-from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import Clock
 from ..tables.gradients import StepGroup, gradient_of, update
 from ..tables.stale import can_be_stale, mark_stale, mark_stepped
@@ -35,6 +34,8 @@ from ._rule import Rule
 from ._together import SteppedTogether
 
 __all__ = ["Rule", "RowOptimizer"]
+
+_NO_FORM = "many steps of a row without gradient have no closed form"
 
 
 class RowOptimizer(Groups):
@@ -365,17 +366,18 @@ class RowOptimizer(Groups):
 
     def _kind(self, group: dict[str, Any], rule: Rule, owned: bool) -> ClockKind:
         """Return how the group's next step, by this rule, treats its tables."""
-        number = OPTIMIZER_RULES[rule.name]
         others, motion = ITS_ROWS, "none"
         if not group["lazy"]:
-            try:
-                motion = idle_motion(number, rule.hyperparameters)
-                others = ITS_ROWS if motion == "none" else LATER
-            except ValueError:
+            motion = rule.words.motion
+            others = ITS_ROWS if motion == "none" else LATER
+            if not motion:
+                decays = self._is_decay_to_blame(group)
                 self._warn_once(
-                    f"{type(self).__name__}: weight_decay={group['weight_decay']} goes through the second moment, so "
-                    "every step updates all rows of a table, as torch does. With decoupled decay (AdamW) or lazy=True "
-                    "a step updates only the rows of the batch"
+                    f"{type(self).__name__}: "
+                    + (f"weight_decay={group['weight_decay']} goes through the second moment" if decays else _NO_FORM)
+                    + ", so every step updates all rows of a table, as torch does. With "
+                    + ("decoupled decay (AdamW) or " if decays else "")
+                    + "lazy=True a step updates only the rows of the batch"
                 )
                 others = ALL_ROWS
             if motion == "weight" and not owned:
@@ -391,7 +393,7 @@ class RowOptimizer(Groups):
                 others = ALL_ROWS
         moves_weights = others == LATER and motion == "weight"
         eps = group.get("eps"), group.get("tensorflow_eps")
-        return ClockKind(number, rule.states, others, moves_weights, eps)
+        return ClockKind(rule.number, rule.states, others, moves_weights, eps)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

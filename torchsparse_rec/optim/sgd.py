@@ -72,15 +72,8 @@ class SGD(RowOptimizer, torch.optim.SGD):
         )
 
     def rule(self, group: dict[str, Any]) -> Rule:
-        momentum = float(group["momentum"])
-        hyperparameters = [
-            float(group["lr"]),
-            momentum,
-            float(group["dampening"]),
-            float(bool(group["nesterov"] and momentum != 0)),  # as torch reads it, should momentum become 0
-            float(group["weight_decay"]),
-        ]
-        return Rule("sgd", hyperparameters, ("momentum_buffer",) if momentum != 0 else ())
+        # As torch reads it, should momentum become 0.
+        return Rule("sgd", group, nesterov=bool(group["nesterov"] and group["momentum"] != 0))
 
     def _steps_taken(self, state: dict[str, Any]) -> int:
         # Only whether a step is the first matters: it fills the buffer.

@@ -11,16 +11,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .._flags import at_least, device, positive_float
 from .._interrupt import run_command
-from ._arguments import checked_device
 from ._run import diagnose
 from .demo import HEALTHY_LOOPS, PLANTS, build
 
@@ -56,46 +54,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("cause", nargs="?", help=f"for demo: {', '.join([*PLANTS, *HEALTHY_LOOPS])}")
     parser.add_argument(
-        "--strength", type=_strength, default=3.0, help="for demo: the cost of the cause, in healthy steps"
+        "--strength", type=positive_float, default=3.0, help="for demo: the cost of the cause, in healthy steps"
     )
     parser.add_argument(
-        "--seed", type=_at_least(0), default=0, help="for demo: the seed of sizes and values (default 0)"
+        "--seed", type=at_least(0), default=0, help="for demo: the seed of sizes and values (default 0)"
     )
     parser.add_argument(
-        "--steps", type=_at_least(2), help="timed steps of each experiment (default: about 0.4 s of them)"
+        "--steps", type=at_least(2), help="timed steps of each experiment (default: about 0.4 s of them)"
     )
-    parser.add_argument("--warmup", type=_at_least(1), default=3, help="steps before (default 3)")
-    parser.add_argument("--device", type=_device, help="the device of the step (default: the model's)")
-    parser.add_argument("--threads", type=_at_least(1), help="the number of torch's threads (default: torch's choice)")
+    parser.add_argument("--warmup", type=at_least(1), default=3, help="steps before (default 3)")
+    parser.add_argument("--device", type=device, help="the device of the step (default: the model's)")
+    parser.add_argument("--threads", type=at_least(1), help="the number of torch's threads (default: torch's choice)")
     parser.add_argument(
         "--out", type=_folder, help="folder for trace.json, timeline.png, report.txt and diagnosis.json"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the report")
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value < 2**63:
-            raise argparse.ArgumentTypeError(f"must be at least {least} and below 2 ** 63, got {text}")
-        return value
-
-    return number
-
-
-def _strength(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
-    return value
-
-
-def _device(text: str) -> torch.device:
-    try:
-        return checked_device(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _folder(text: str) -> Path:

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-__all__ = ["check_numbers", "check_training", "checked_device"]
+__all__ = ["check_numbers", "check_training"]
 
 
 def check_training(step: Any, loader: Any, model: Any, optimizer: Any, step_without_dense: Any) -> None:
@@ -58,16 +57,3 @@ def check_numbers(steps: Any, warmup: Any) -> None:
             raise TypeError(f"diagnose: {name} must be an integer, got {value!r}")
         if value < least:
             raise ValueError(f"diagnose: {name} must be at least {least}, got {value}")
-
-
-def checked_device(device: torch.device | str) -> torch.device:
-    """Return the device, or raise ``ValueError`` unless it is the CPU or a CUDA device of this machine."""
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu or cuda, got {device!r}") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, got {str(chosen)!r}")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device must be one of this machine's, {torch.cuda.device_count()} of CUDA, got {chosen}")
-    return chosen

@@ -14,7 +14,8 @@ import torch
 from torch.nn import Module, Parameter
 from torch.utils.data import DataLoader
 
-from ._arguments import check_numbers, check_training, checked_device
+from .._flags import checked_device
+from ._arguments import check_numbers, check_training
 from ._batches import Batches, Exhausted, TrainingStep, moved, prefetched
 from ._copy import Optimizers, as_list, copied_training, spared
 from ._experiments import Loop, Side, run_loop, run_sides, wait

@@ -12,6 +12,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from ....ops.row_optimizer_rules import OPTIMIZER_RULES, rule_words
 from . import row_update
 
 Row = list[Tensor]  # rows of the weight [U, D] and of its states, [U, D] or [U]
@@ -123,18 +124,16 @@ def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, 
     return [w - lr * _by_element(trust) * move, m, v]
 
 
-# In the order of the rules' numbers in csrc/row_optimizer_idle.h.
-RULES = (sgd, adagrad, rowwise_adagrad, adam, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
-AMSGRAD = 4
+_FORMULAS = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
+_BY_NAME = {formula.__name__: formula for formula in _FORMULAS} | {"amsgrad": adam}
+# By the rule's number.
+RULES = tuple(_BY_NAME[name] for name in OPTIMIZER_RULES)
+AMSGRAD = OPTIMIZER_RULES["amsgrad"]
 
 
 def states_of(rule: int, h: Sequence[float]) -> int:
     """Return the number of states that a rule keeps for a table."""
-    if RULES[rule] is sgd:
-        return int(h[1] != 0)
-    if RULES[rule] is rmsprop:
-        return 1 + (h[4] > 0) + (h[5] != 0)
-    return {1: 1, 2: 1, AMSGRAD: 3}.get(rule, 2)
+    return len(rule_words(rule, h).states)
 
 
 # ---- Steps without gradient -----------------------------------------------------------------------------------------

@@ -1,1 +1,0 @@
-"""Neural collaborative filtering on MovieLens: ``python -m torchsparse_rec.examples.ncf``."""
