@@ -14,8 +14,8 @@ import pytest
 import torch
 from distributed.pool import Pool
 
+from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.examples import dlrm, ncf, wide_deep
-from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchmetrics") is None, reason="torchmetrics is missing")
 
