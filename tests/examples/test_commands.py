@@ -98,6 +98,7 @@ def test_it_prints_records_and_writes_curves_and_checkpoint(example, tmp_path, c
 
 
 def test_without_matplotlib_it_says_so(example, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torchmetrics")  # which imports it, if it is there
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run(example.command, *example.into(tmp_path), "--epochs", 1) == 0
     printed = capsys.readouterr().out
@@ -121,11 +122,13 @@ def test_threads_are_torchs(example, tmp_path, restore_threads, undrawn):
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("example", ["wide_deep", "dlrm"], indirect=True)
-def test_without_torchmetrics_it_says_so(example, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    text = refused(capsys, example.command, *example.into(tmp_path))
-    assert "AUC needs torchmetrics: pip install 'torchsparse_rec[examples]'" in text
+@pytest.mark.parametrize("package", ["torchmetrics", "safetensors"])
+def test_without_a_package_nothing_is_trained(example, package, tmp_path, monkeypatch, capsys):
+    if (example.command, package) != (ncf, "torchmetrics"):
+        monkeypatch.setitem(sys.modules, package, None)
+        text = refused(capsys, example.command, *example.into(tmp_path))
+        assert text.endswith(f"the example needs {package}: pip install 'torchsparse_rec[examples]'")
+        assert list(tmp_path.iterdir()) == []
 
 
 # ---- What they refuse ------------------------------------------------------------------------------------------------

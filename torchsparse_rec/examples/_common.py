@@ -28,8 +28,6 @@ RATES = {"sgd": 0.1, "adagrad": 0.05, "adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e
 _CLASSES = (optim.SGD, optim.Adagrad, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adadelta, optim.Ftrl)
 OPTIMIZERS = {kind.__name__.lower(): kind for kind in _CLASSES}
 
-# ---- Flags -----------------------------------------------------------------------------------------------------------
-
 
 def compare(name: str, arguments: argparse.Namespace, *given: Any) -> int:
     """Train beside TensorFlow, as benchmarks/ of the repository does; return 1 if the losses differ, else 0."""
@@ -39,8 +37,10 @@ def compare(name: str, arguments: argparse.Namespace, *given: Any) -> int:
     return int(not module_of_repository(f"benchmarks.{name}", "--compare").compare(*given).agrees())
 
 
-def begin(arguments: argparse.Namespace) -> Ranks:
-    """Let the ranks that torchrun has started meet, each with its device, and return them."""
+def begin(arguments: argparse.Namespace, *packages: str) -> Ranks:
+    """Let the ranks that torchrun has started meet, each with its device, and return them; check what the run needs."""
+    for package in packages:
+        extra_module(package, "examples", "the example")
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     if is_under_torchrun():
         arguments.device = join(arguments.device)
