@@ -31,7 +31,7 @@ class TensorflowStep(Step):
 
     Args:
         settings: the run's settings; tables are hashed, the optimizer is Adagrad by Keras's rule or gradient descent.
-        model: where the initial weights come from; it is not trained.
+        model: the model with the initial weights; it is not trained.
         form: one of FORMS.
     """
 

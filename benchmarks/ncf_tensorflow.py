@@ -52,7 +52,7 @@ class TensorflowStep(Step):
     Forward, backward and update in TensorFlow.
 
     Args:
-        model: where the initial weights come from; it is not trained.
+        model: the model with the initial weights; it is not trained.
         settings: the run's settings.
     """
 

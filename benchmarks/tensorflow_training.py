@@ -22,16 +22,16 @@ class Optimizer:
     """
     Gradient descent or Adagrad by TensorFlow's fused operators, as its own optimizers use them.
 
-    Of a table with IndexedSlices it updates the rows that occur. Adagrad adds up a row's gradients first.
+    With IndexedSlices it updates only the rows of a table that occur. Adagrad adds up a row's gradients first.
 
     Args:
         name: ``sgd`` or ``adagrad``.
         lr: learning rate.
-        variables: what is trained.
-        initial: with what Adagrad's sums of squares begin, default 0.
+        variables: the variables to train.
+        initial: the initial value of Adagrad's sums of squares. Default 0.
     """
 
-    #: By name, how many numbers are kept of each weight.
+    #: The number of numbers kept for each weight, by name.
     STATES: ClassVar[Mapping[str, int]] = {"sgd": 0, "adagrad": 1}
 
     def __init__(self, name: str, lr: float, variables: Iterable[Any], initial: float = 0.0) -> None:
@@ -69,7 +69,7 @@ class Step(ABC):
     It uses no feature columns and no Keras.
 
     Args:
-        optimizer: of what is trained.
+        optimizer: the optimizer of the trained variables.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

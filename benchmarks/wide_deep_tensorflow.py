@@ -109,7 +109,7 @@ class TensorflowStep(Step):
 
     Args:
         settings: the run's settings.
-        model: where the initial weights come from; it is not trained.
+        model: the model with the initial weights; it is not trained.
         form: how tables are looked up.
     """
 

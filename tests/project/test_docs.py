@@ -5,6 +5,7 @@ import contextlib
 import doctest
 import importlib
 import importlib.util
+import inspect
 import io
 import pkgutil
 import re
@@ -115,7 +116,7 @@ def test_every_public_name_has_a_docstring_with_an_example(package):
 def test_arguments_are_described_by_nouns():
     found = []
     paths = [path for name in ("torchsparse_rec", "compat", "benchmarks") for path in (ROOT / name).rglob("*.py")]
-    for path in (path for path in paths if "examples" not in path.parts):
+    for path in paths:
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         for node in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)):
             sections = re.split(r"^(?=\S)", ast.get_docstring(node) or "", flags=re.MULTILINE)
@@ -126,7 +127,7 @@ def test_arguments_are_described_by_nouns():
 
 def has_example(value: object, public: dict[str, object]) -> bool:
     """Its own, or that of the function which makes it and which its first line names."""
-    text = value.__doc__ or ""
+    text = inspect.getdoc(value) or ""
     maker = re.match(r"[^\n]*: see :func:`(\w+)(\.\w+)?`\.", text)
     return ">>>" in text or (maker is not None and ">>>" in (public[maker[1]].__doc__ or ""))
 

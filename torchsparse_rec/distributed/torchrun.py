@@ -166,10 +166,10 @@ def meet(store: dist.Store, rank: int, ranks: int, timeout: timedelta = timedelt
     change; that all are new is known when each rank has found its own name there and has answered.
 
     Args:
-        store: that all ranks share, perhaps with ranks that have ended.
-        rank: of this process.
+        store: the store that all ranks share, perhaps with ranks that have ended.
+        rank: the rank of this process.
         ranks: how many must come.
-        timeout: after which a rank gives up.
+        timeout: the time after which a rank gives up.
 
     Raises:
         RuntimeError: a rank has not come in time.

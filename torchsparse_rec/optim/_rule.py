@@ -12,14 +12,14 @@ __all__ = ["Rule"]
 
 class Rule:
     """
-    A parameter group's hyperparameters, as the operators take them, and what the rule says of itself.
+    A parameter group's hyperparameters, as the operators take them, and the rule's description of itself.
 
     Args:
-        name: one of ``OPTIMIZER_RULES``.
+        name: a key of ``OPTIMIZER_RULES``.
         group: the hyperparameters by their names; ``betas`` are ``beta1`` and ``beta2``.
-        regular: False if the history cannot hold this step's effect on rows without gradient: with
-            ``lr * weight_decay`` of 1 or more.
-        values: hyperparameters that the group has not, or has otherwise.
+        regular: whether the history can hold this step's effect on rows without gradient: not with ``lr *
+            weight_decay`` of 1 or more.
+        values: the hyperparameters that the group lacks, or has with other values.
     """
 
     def __init__(self, name: str, group: Mapping[str, Any], regular: bool = True, **values: Any) -> None:
