@@ -99,6 +99,16 @@ class Ftrl(Reference):
             table[touched] = new[touched]
 
 
+class Lion(Reference):
+    def update(self, w, g, touched, state, step, *, lr, betas=(0.9, 0.99), weight_decay=0.0):
+        m = state.setdefault("m", torch.zeros_like(w))
+        direction = torch.sign(betas[0] * m + (1 - betas[0]) * g)
+        w *= 1 - lr * weight_decay
+        w -= lr * direction
+        m *= betas[1]
+        m += (1 - betas[1]) * g
+
+
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +174,8 @@ CASES = [
     _case("adadelta", "Adadelta", lr=1.0),
     _case("adadelta-decay", "Adadelta", lr=1.0, weight_decay=0.1, warns=True),
     _case("lamb", "LAMB", Lamb, weight_decay=0.01),
+    _case("lion", "Lion", Lion, lr=0.01),
+    _case("lion-decay", "Lion", Lion, lr=0.01, betas=(0.5, 0.9), weight_decay=0.1),
 ]
 BY_NAME = {case.name: case for case in CASES}
 REFERENCES = {case.kind: case.reference for case in CASES if case.reference is not None}
@@ -186,6 +198,7 @@ CHOICES: dict[str, dict[str, tuple]] = {
     "Ftrl": {"lr": (0.1, 0.5), "lr_power": (-0.5, -0.4), "l1": (0.0, 0.01), "l2": (0.0, 0.02)}
     | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
     "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
+    "Lion": {"lr": (0.001, 0.01), "betas": ((0.9, 0.99), (0.5, 0.9), (0.0, 0.9), (0.9, 0.0)), **_DECAY},
 }
 
 
