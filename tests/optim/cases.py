@@ -176,6 +176,8 @@ CASES = [
     _case("lamb", "LAMB", Lamb, weight_decay=0.01),
     _case("lion", "Lion", Lion, lr=0.01),
     _case("lion-decay", "Lion", Lion, lr=0.01, betas=(0.5, 0.9), weight_decay=0.1),
+    _case("adamax", "Adamax", lr=0.01, warns=True),
+    _case("adamax-decay", "Adamax", lr=0.01, eps=0.1, weight_decay=0.1, warns=True),
 ]
 BY_NAME = {case.name: case for case in CASES}
 REFERENCES = {case.kind: case.reference for case in CASES if case.reference is not None}
@@ -199,6 +201,7 @@ CHOICES: dict[str, dict[str, tuple]] = {
     | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
     "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
     "Lion": {"lr": (0.001, 0.01), "betas": ((0.9, 0.99), (0.5, 0.9), (0.0, 0.9), (0.9, 0.0)), **_DECAY},
+    "Adamax": {**_ADAM, **_DECAY},
 }
 
 

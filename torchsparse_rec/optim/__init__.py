@@ -6,6 +6,7 @@ from .adagrad import RowWiseAdagrad as RowWiseAdagrad
 from .adam import Adam as Adam
 from .adam import AdamW as AdamW
 from .adam import PartialRowWiseAdam as PartialRowWiseAdam
+from .adamax import Adamax as Adamax
 from .clip_grad import clip_grad_norm_ as clip_grad_norm_
 from .clip_grad import clip_grad_value_ as clip_grad_value_
 from .ftrl import Ftrl as Ftrl

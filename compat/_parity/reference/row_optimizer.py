@@ -129,7 +129,14 @@ def lion(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, 
     return [w * (1 - lr * decay) - lr * torch.sign(beta1 * m + (1 - beta1) * g), beta2 * m + (1 - beta2) * g]
 
 
-_FORMULAS = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb, lion)
+def adamax(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float) -> Row:
+    w, m, most = row
+    g = g + decay * w
+    m, most = beta1 * m + (1 - beta1) * g, torch.maximum(beta2 * most, g.abs() + eps)
+    return [w - lr / (1 - beta1**step) * m / most, m, most]
+
+
+_FORMULAS = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb, lion, adamax)
 _BY_NAME = {formula.__name__: formula for formula in _FORMULAS} | {"amsgrad": adam}
 # By the rule's number.
 RULES = tuple(_BY_NAME[name] for name in OPTIMIZER_RULES)
