@@ -17,7 +17,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchsparse_rec import checkpoint, distributed, optim
 from torchsparse_rec._extras import extra_module, module_of_repository
 from torchsparse_rec._progress import progress_bar
-from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.data import DeviceLoader
 from torchsparse_rec.distributed.torchrun import Ranks, is_under_torchrun, join
 from torchsparse_rec.files import whole_file
