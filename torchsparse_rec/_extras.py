@@ -32,7 +32,9 @@ def module_of_repository(module: str, user: str) -> Any:
     """Import a module of the repository that is not installed; ``ImportError`` says what needs it, and where it is."""
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not module.startswith(error.name or "?"):  # what the module itself imports is missing
+            raise
         raise ImportError(f"{user} needs {module} of the repository: run it in the folder of a checkout") from None
 
 
