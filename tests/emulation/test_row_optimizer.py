@@ -8,7 +8,7 @@ import pytest
 import torch
 from calls import assert_same_bits
 from calls import call as call_cpu
-from samples.row_optimizer import IDLE_RULES, RULES, changing, states_for, update_sample
+from samples.row_optimizer import IDLE_RULES, RULES, by_name, changing, states_for, update_sample
 from samples.sample import FLOATS, Random, Sample, map_tensors
 from torch import Tensor
 
@@ -71,8 +71,7 @@ def test_sums_over_rows_wider_than_a_team(rule: str, dim: int) -> None:
 def test_columns_beyond_the_last_do_not_count(rule: str) -> None:
     """Ignore the zeros there, which give 0 / 0 if eps is zero."""
     sample = update_sample("no_eps", rule, ((5, 3),), steps=4)
-    h = list(sample.arguments[8])
-    h[3] = 0.0
+    h = [*(by_name(*sample.arguments[7:9]) | {"eps": 0.0}).values()]
     arguments = (*sample.arguments[:8], h, *sample.arguments[9:])
     _close(Sample(sample.operator, sample.name, arguments))
 
@@ -91,7 +90,8 @@ def test_sums_in_parts(betas: tuple[float, float], rule: str, dtype: torch.dtype
     """
     steps, rows = 100, 101
     random, number = Random(3), RULES[rule][0]
-    h = [0.1, *betas, 1e-8, 0.0, 1.0, 0.0][: len(RULES[rule][1])]
+    values = {"lr": 0.1, "beta1": betas[0], "beta2": betas[1], "eps": 1e-8, "decoupled": 1.0, "weight_decay": 0.0}
+    h = [values.get(name, 0.0) for name in by_name(*RULES[rule])]
     history = ops.new_history(steps)
     for i, x in enumerate(changing(h, steps)):
         ops.row_optimizer_advance_(history, rule=number, hyperparameters=x, step=i + 1)

@@ -11,6 +11,7 @@ from kinds import saved
 from optim.cases import (
     BY_NAME,
     DIM,
+    REFERENCES,
     ROWS,
     batches,
     both,
@@ -33,7 +34,7 @@ from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
 TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
 ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
 ALL = one_of_each(ALL, "none", "states", "weight", "")
-TORCH = [name for name in ALL if BY_NAME[name].reference is None and name not in ("sgd-nesterov-decay", "rmsprop")]
+TORCH = [name for name in ALL if BY_NAME[name].kind not in REFERENCES and name not in ("sgd-nesterov-decay", "rmsprop")]
 EVERYTHING = torch.arange(ROWS)
 # Adamax says what it costs.
 pytestmark = pytest.mark.filterwarnings("ignore:Adamax.*every step updates all rows")

@@ -12,7 +12,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from ....ops.row_optimizer_rules import OPTIMIZER_RULES, rule_words
+from ....ops.row_optimizer_rules import HYPERPARAMETERS, OPTIMIZER_RULES, rule_words
 from . import row_update
 
 Row = list[Tensor]  # rows of the weight [U, D] and of its states, [U, D] or [U]
@@ -143,6 +143,10 @@ RULES = tuple(_BY_NAME[name] for name in OPTIMIZER_RULES)
 AMSGRAD = OPTIMIZER_RULES["amsgrad"]
 
 
+def _by_name(rule: int, h: Sequence[float]) -> dict[str, float]:
+    return dict(zip([*HYPERPARAMETERS.values()][rule], h, strict=True))
+
+
 def states_of(rule: int, h: Sequence[float]) -> int:
     """Return the number of states that a rule keeps for a table."""
     return len(rule_words(rule, h).states)
@@ -179,24 +183,25 @@ def idle_step(rule: int, leaf: Sequence[float], eps: float, row: Row) -> Row:
 
 def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
     """Return the row of the history that describes what step ``step`` does to rows without gradient."""
+    at = _by_name(rule, h)
     if RULES[rule] in (adam, partial_rowwise_adam):
-        lr, beta1, beta2, _, decay = h[:5]
-        keeps = 1 - lr * decay if RULES[rule] is partial_rowwise_adam or h[5] else 1.0
+        lr, beta1, beta2 = at["lr"], at["beta1"], at["beta2"]
+        keeps = 1 - lr * at["weight_decay"] if at.get("decoupled", 1.0) else 1.0
         unbias = sqrt(1 - beta2**step)
-        tensorflow_eps = RULES[rule] is adam and bool(h[6])
+        tensorflow_eps = bool(at.get("tensorflow_eps"))
         factor = (1 if rule == AMSGRAD else sqrt(beta2)) / (1 if tensorflow_eps else unbias)
         rate = lr / (1 - beta1**step) * beta1 * (unbias if tensorflow_eps else 1)
         return [beta1, sqrt(beta2), keeps, *(rate * factor**k for k in range(5))]
     if RULES[rule] is adadelta:
-        return [1.0, 0.0, 0.0, 1.0, h[1], 0.0, 0.0, 0.0]
+        return [1.0, 0.0, 0.0, 1.0, at["rho"], 0.0, 0.0, 0.0]
     if RULES[rule] is lion:
         lr, beta1, beta2, decay = h
         return [1 - lr * decay, -lr * (beta1 > 0), 0.0, float(beta2 > 0), beta2, 0.0, 0.0, 0.0]
     if RULES[rule] is rmsprop:
-        return [1.0, -h[0] * h[4], 0.0, h[4], h[1], 0.0, 0.0, 0.0]
+        return [1.0, -at["lr"] * at["momentum"], 0.0, at["momentum"], at["alpha"], 0.0, 0.0, 0.0]
     # The step is linear: its effects on only a weight of 1 and on only a buffer of 1 determine it.
     one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    if h[1] == 0:
+    if at["momentum"] == 0:
         return [float(sgd([one], zero, step, *h)[0]), 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     (w_w, b_w), (w_b, b_b) = sgd([one, zero], zero, step, *h), sgd([zero, one], zero, step, *h)
     return [float(w_w), float(w_b), float(b_w), float(b_b), 1.0, 0.0, 0.0, 0.0]
@@ -248,7 +253,7 @@ def history_of(rule: int, hyperparameters: Sequence[Sequence[float]], base: int)
 
 
 def _eps(rule: int, h: Sequence[float]) -> float:
-    return h[3] if RULES[rule] in (adam, partial_rowwise_adam) else 0.0
+    return _by_name(rule, h)["eps"] if RULES[rule] in (adam, partial_rowwise_adam) else 0.0
 
 
 def _caught_up(rule: int, h: Sequence[float], row: Row, last: int, history: Tensor, now: int) -> Row:
