@@ -28,7 +28,8 @@
 // * Idle maps are exact for the rules that have a LinearMap. For those with an AdamMap the movement is a sum that is
 //   expanded to within 3e-8 of it (float64: 1e-13). What a rule does to idle rows its motion() says. Where it has no
 //   closed form, an update with last_steps and rows, and advance_, raise ValueError, as they do for a rule without
-//   maps; where nothing moves, last_steps must be empty.
+//   maps; where nothing moves, last_steps must be empty. A rule that keeps a sign (lion) moves by it however small the
+//   average has become.
 // * Tables: weights[k] [V_k, D_k], all of one dtype, float16, bfloat16, float32 or float64, and one device. states:
 //   table after table those of the rule (its states()), [V_k, D_k] or [V_k], in the accumulator's dtype: float32,
 //   for float64 weights float64. values[k]: [U_k, D_k] in the accumulator's dtype or the weights'. rows: one int64
@@ -51,7 +52,7 @@
 // instruction set. CUDA's differ: products are fused with additions.
 // Not differentiable: an update happens outside the graph, and up-to-date values are read by lookups, which have
 // gradients of their own. Source: torch.optim's formulas, with all scalars computed in float64;
-// tf.compat.v1.train.FtrlOptimizer; FBGEMM's row-wise Adagrad, partial row-wise Adam and LAMB.
+// tf.compat.v1.train.FtrlOptimizer; FBGEMM's row-wise Adagrad, partial row-wise Adam and LAMB; Lion's paper.
 #pragma once
 #include "row_optimizer_rules.h"
 

@@ -6,8 +6,10 @@
 #include "row_optimizer_adadelta.h"
 #include "row_optimizer_adagrad.h"
 #include "row_optimizer_adam.h"
+#include "row_optimizer_adamax.h"
 #include "row_optimizer_ftrl.h"
 #include "row_optimizer_lamb.h"
+#include "row_optimizer_lion.h"
 #include "row_optimizer_rmsprop.h"
 #include "row_optimizer_sgd.h"
 
@@ -16,7 +18,7 @@ namespace tsr {
 // One of the optimizers, with its hyperparameters. Its place in this list is its number in the schemas.
 using OptimizerRule = std::variant<SgdOptimizer, AdagradOptimizer, RowwiseAdagradOptimizer, AdamOptimizer,
                                    AmsgradOptimizer, PartialRowwiseAdamOptimizer, RmspropOptimizer, FtrlOptimizer,
-                                   AdadeltaOptimizer, LambOptimizer>;
+                                   AdadeltaOptimizer, LambOptimizer, LionOptimizer, AdamaxOptimizer>;
 constexpr int64_t kOptimizerRules = std::variant_size_v<OptimizerRule>;
 
 template <size_t... k>

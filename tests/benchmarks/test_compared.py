@@ -2,12 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from torchsparse_rec.examples import _common, dlrm, ncf, wide_deep
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "tensorflow"),
     pytest.mark.tensorflow,
     pytest.mark.filterwarnings("ignore:.*numpy.*:DeprecationWarning"),
 ]
@@ -23,7 +24,6 @@ COMMANDS = {
 def compared(request, monkeypatch, benchmarks):
     """Return an example's module of the comparison and a call of its command. Of TensorFlow's forms there are two."""
     command, flags = COMMANDS[request.param]
-    pytest.importorskip("tensorflow")
     module = benchmarks(f"{request.param}_tensorflow")
     monkeypatch.setattr(module, "FORMS", [form for form in module.FORMS if "safe" not in str(form)])
     return module, lambda *more: command.main([*flags.split(), *more])
@@ -70,7 +70,6 @@ def test_losses_that_differ_are_said_and_counted(compared, monkeypatch, benchmar
     ],
 )
 def test_first_losses_of_ncf_equal_tensorflows(grad_mode, optimizer, benchmarks):
-    pytest.importorskip("tensorflow")
     module, lines = benchmarks("compared_ncf"), []
     given = {"factors": 4, "layers": [16, 8], "batch_size": 128, "grad_mode": grad_mode, "optimizer": optimizer}
     settings, small = ncf.make_parser().settings(given), ncf.generated(150, 300, 4500, seed=1)
@@ -80,3 +79,87 @@ def test_first_losses_of_ncf_equal_tensorflows(grad_mode, optimizer, benchmarks)
     sides = found.epochs[0]
     assert sides["ours"].metrics["hr"] == pytest.approx(sides["tensorflow"].metrics["hr"], abs=0.05)
     assert any(re.search(r"first 100 losses: largest difference \S+ \(within 1e-05\)", line) for line in lines)
+
+
+# ---- DLRM ------------------------------------------------------------------------------------------------------------
+
+SMALL = {"tables": "hashed", "buckets": 60, "embedding_dim": 4, "bottom": [8], "top": [16], "max_cardinality": 100}
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd"])
+@pytest.mark.parametrize("form", ["separate tables", "stacked tables"])
+def test_every_form_of_dlrm_trains_the_same_weights(form, optimizer, benchmarks):
+    beside = benchmarks("dlrm_tensorflow")
+    settings = dlrm.make_parser().settings({**SMALL, "optimizer": optimizer, "lr": 0.1})
+    model = dlrm.make_model(settings)
+    ours, theirs = beside.our_step(settings, model), beside.TensorflowStep(settings, model, form)
+    first = {name: value.clone().numpy() for name, value in model.state_dict().items()}
+    for batch in map(dlrm.Generator(128, 100).batch, range(6)):
+        assert float(theirs(theirs.prepare(batch))) == pytest.approx(float(ours(batch)), abs=2e-6)
+    found = theirs.weights()
+    assert found.keys() == first.keys()
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=0, atol=2e-5, err_msg=name)
+        assert not np.array_equal(found[name], first[name]), name
+
+
+@pytest.mark.parametrize("mode", ["fused", "sparse", "auto"])
+def test_first_50_losses_of_dlrm_agree(mode, benchmarks):
+    given = {"buckets": 2000, "max_cardinality": 5000, "grad_mode": mode, "samples": 1024, "held_out": 128}
+    settings = dlrm.make_parser().settings({**SMALL, **given, "batch_size": 128})
+    found = benchmarks("dlrm_tensorflow").compare(settings, dlrm.make_source(settings), 50, lambda line: None)
+    assert len(found.losses["ours"]) == len(found.losses["tensorflow"]) == 50
+    assert found.agrees() and found.tolerance == 1e-4
+    assert found.losses["ours"][-1] < found.losses["ours"][0]
+
+
+# ---- Wide & Deep -----------------------------------------------------------------------------------------------------
+
+
+# The other forms with hashed columns differ by what is tested here already, and take seconds to trace.
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *(("identity", form) for form in range(4)),
+        ("hashed", 3),
+        *(pytest.param("hashed", form, marks=pytest.mark.full) for form in range(3)),
+    ],
+)
+def test_every_form_of_wide_deep_trains_the_same_weights(kind, form, benchmarks):
+    beside = benchmarks("wide_deep_tensorflow")
+    given = {"columns": kind, "rows": 200, "embedding_dim": 4, "mlp": [16, 8], "lr": 0.5, "batch_size": 128}
+    settings = wide_deep.make_parser().settings(given)
+    transform = wide_deep.make_transform(settings)
+    model = wide_deep.make_model(transform, settings)
+    theirs = beside.TensorflowStep(settings, model, beside.FORMS[form])
+    ours = beside.our_step(settings, model)
+    for batch in map(wide_deep.Generator(200, 128).batch, range(6)):
+        assert float(theirs(theirs.prepare(batch))) == pytest.approx(float(ours(batch)), abs=1e-6)
+    state = model.state_dict()
+    for table, rows in zip(transform.embedding_bag_configs(), theirs.tables.rows(), strict=True):
+        np.testing.assert_allclose(rows, state[f"bags.embedding_bags.{table.name}.weight"].numpy(), rtol=0, atol=1e-6)
+    for name, value in theirs.weights().items():
+        np.testing.assert_allclose(value, state[name].numpy(), rtol=0, atol=2e-6, err_msg=name)
+
+
+def test_first_50_losses_of_wide_deep_agree(benchmarks, monkeypatch):
+    beside = benchmarks("wide_deep_tensorflow")
+    # Only the forms of TensorFlow's model that are traced in a second.
+    monkeypatch.setattr(beside, "FORMS", [form for form in beside.FORMS if form.lookup == "gather"])
+    sizes = {"rows": 2000, "samples": 8192, "held_out": 256, "batch_size": 256}
+    settings = wide_deep.make_parser().settings({**sizes, "columns": "hashed", "distribution": "zipf", "lr": 0.3})
+    found = beside.compare(settings, wide_deep.generated_source(settings), 50, lambda line: None)
+    assert len(found.losses["ours"]) == len(found.losses["tensorflow"]) == 50
+    assert found.agrees() and found.tolerance == 1e-4
+    assert len(found.seconds["ours"]) == len(found.seconds["tensorflow"]) == 5 * 7
+    assert found.speed_ratio() > 0
+    assert found.losses["ours"][-1] < found.losses["ours"][0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["identity", "hashed"])
+def test_first_50_losses_of_the_blogs_model_agree(kind, benchmarks):
+    """Train batches of 16,384 on 40 tables of 400k rows: 1.1 GB on each side."""
+    sizes = {"rows": 400_000, "samples": 16 * 16_384, "held_out": 1, "batch_size": 16_384}
+    settings = wide_deep.make_parser().settings({**sizes, "columns": kind})
+    assert benchmarks("wide_deep_tensorflow").compare(settings, wide_deep.generated_source(settings), 50).agrees()

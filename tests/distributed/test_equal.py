@@ -123,9 +123,11 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "torch.Adagrad": ("torch.Adagrad", {"lr": 0.1}),
     "torch.SparseAdam": ("torch.SparseAdam", {"lr": 0.1}),
 }
-OPTIMIZERS |= {case.kind: (case.kind, {"lr": case.lr, **case.arguments}) for case in other_kinds(OPTIMIZERS)}
+for _case in other_kinds(OPTIMIZERS):  # lazy where it would warn that every step updates all rows
+    OPTIMIZERS[_case.kind] = _case.kind, {"lr": _case.lr, **_case.arguments, "lazy": _case.warns}
 # They see whole rows, and do not take slices of columns.
 OF_ROWS = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "Ftrl")
+OF_ROWS += tuple(name for name, (_, options) in OPTIMIZERS.items() if options.get("lazy"))
 
 
 def takes(name: str, mode: str | None, plan: str, ranks: int) -> bool:

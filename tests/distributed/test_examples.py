@@ -14,8 +14,8 @@ import pytest
 import torch
 from distributed.pool import Pool
 
+from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.examples import dlrm, ncf, wide_deep
-from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchmetrics") is None, reason="torchmetrics is missing")
 
@@ -37,7 +37,7 @@ def figures_of(example: str, plan: str | None, device: str, folder: Path) -> tup
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(printed):
         patched.setattr(ncf, "load", lambda *_: (ncf.generated(151, 300, 4500, seed=1), "small data"))
         # The process group is there, as where torchrun has started the ranks.
-        patched.setattr(command._common, "begin", lambda arguments: command._common.Ranks())
+        patched.setattr(command._common, "begin", lambda *_: command._common.Ranks())
         where = [folder, "--device", device, *(["--plan", plan] if plan else [])]
         assert command.main([*flags.split(), *map(str, where)]) == 0
     said = CheckpointStore(folder / "checkpoint").open().version.metadata["extra"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from examples.cases import assert_same_end, history_of, refused, run, said_in, write_criteo
 
-from torchsparse_rec import distributed
+from torchsparse_rec import checkpoint
 from torchsparse_rec.examples import _common, dlrm, ncf, wide_deep
 
 pytest.importorskip("pyarrow")
@@ -98,6 +98,7 @@ def test_it_prints_records_and_writes_curves_and_checkpoint(example, tmp_path, c
 
 
 def test_without_matplotlib_it_says_so(example, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torchmetrics")  # which imports it, if it is there
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run(example.command, *example.into(tmp_path), "--epochs", 1) == 0
     printed = capsys.readouterr().out
@@ -121,11 +122,13 @@ def test_threads_are_torchs(example, tmp_path, restore_threads, undrawn):
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("example", ["wide_deep", "dlrm"], indirect=True)
-def test_without_torchmetrics_it_says_so(example, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    text = refused(capsys, example.command, *example.into(tmp_path))
-    assert "AUC needs torchmetrics: pip install 'torchsparse_rec[examples]'" in text
+@pytest.mark.parametrize("package", ["torchmetrics", "safetensors"])
+def test_without_a_package_nothing_is_trained(example, package, tmp_path, monkeypatch, capsys):
+    if (example.command, package) != (ncf, "torchmetrics"):
+        monkeypatch.setitem(sys.modules, package, None)
+        text = refused(capsys, example.command, *example.into(tmp_path))
+        assert text.endswith(f"the example needs {package}: pip install 'torchsparse_rec[examples]'")
+        assert list(tmp_path.iterdir()) == []
 
 
 # ---- What they refuse ------------------------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ def test_it_refuses_folders_and_checkpoints_it_cannot_use(example, tmp_path, cap
     saved = tmp_path / "checkpoint"
     if example.command is not dlrm:
         assert f"there is no checkpoint {saved}" in refused(capsys, example.command, *example.on_from(tmp_path))
-    distributed.save(saved, torch.nn.Linear(1, 1), extra={"program": "another"})
+    checkpoint.save(saved, torch.nn.Linear(1, 1), extra={"program": "another"})
     text = refused(capsys, example.command, *example.on_from(tmp_path))
     assert text.endswith(f"error: {saved} is not a checkpoint of {example.command.PROGRAM}")
     (saved / "000001" / "manifest.json").write_text("garbled")
@@ -196,7 +199,7 @@ def test_a_full_disk_ends_training_with_one_line(example, tmp_path, monkeypatch,
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(distributed, "save", full)
+    monkeypatch.setattr(checkpoint, "save", full)
     text = refused(capsys, example.command, *example.into(tmp_path), "--epochs", 1)
     assert "No space left on device" in text
 

@@ -83,17 +83,6 @@ def test_categories_have_no_more_values_than_they_should(limit):
     assert limit is not None or found[2] > 5000
 
 
-def test_ids_are_zipfs():
-    ids = Generator(50_000, 1000).batch(0).ids[2]
-    counts = ids.unique(return_counts=True)[1].sort(descending=True)[0].double()
-    # The commonest value i has the mass of [i + 1, i + 2) under x ** -1.05 on [1, 1001).
-    edges = torch.arange(1, 1002).double() ** -0.05
-    expected = (edges[:-1] - edges[1:]) / (1 - edges[-1]) * len(ids)
-    # The rarer ones are in disorder, so that only the commonest are compared one by one.
-    assert ((counts[:20] - expected[:20]).abs() / expected[:20].sqrt()).max() < 5.0
-    assert abs(float(counts[20:].sum() - expected[20:].sum())) < 5.0 * float(expected[20:].sum().sqrt())
-
-
 def test_raw_ids_are_spread_over_32_bits_one_to_one():
     found = dlrm.spread(torch.arange(1 << 20))
     assert len(found.unique()) == 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from examples.cases import assert_same_end, end_of, history_of, run, said_in, write_criteo
 from examples.test_dlrm_command import GENERATED, NETWORK, flags_of, rows_of_statistics
 
-from torchsparse_rec import distributed
+from torchsparse_rec import checkpoint
 from torchsparse_rec.checkpoint import CheckpointStore
 from torchsparse_rec.data.convert import convert
 from torchsparse_rec.examples import _common
@@ -64,16 +64,16 @@ def test_a_checkpoint_between_records_keeps_their_losses(tmp_path, monkeypatch):
     flags = [*flags_of("hashed"), "--evaluate-every", 5, "--save-every", 3]
     assert run(command, *flags, "--checkpoint", straight) == 0
 
-    save = distributed.save
+    save = checkpoint.save
 
     def save_and_end(*arguments, **named):
         save(*arguments, **named)
         raise Killed
 
-    monkeypatch.setattr(distributed, "save", save_and_end)
+    monkeypatch.setattr(checkpoint, "save", save_and_end)
     with pytest.raises(Killed):
         run(command, *flags, "--checkpoint", cut)
-    monkeypatch.setattr(distributed, "save", save)
+    monkeypatch.setattr(checkpoint, "save", save)
     assert said_in(cut)["run"]["step"] == 3
     assert run(command, *flags, "--checkpoint", cut) == 0
     assert_same_end(straight, cut)
@@ -125,8 +125,8 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
 
 
 def test_deltas_are_of_what_has_changed(tmp_path, monkeypatch):
-    save = distributed.save
-    monkeypatch.setattr(distributed, "save", lambda *given, keep, **more: save(*given, **more))  # all versions stay
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *given, keep, **more: save(*given, **more))  # all versions stay
     flags = [*flags_of("dynamic"), "--max-cardinality", 5000, "--save-every", 4, "--delta-every", 1]
     assert run(command, *flags, "--checkpoint", tmp_path) == 0
     store = CheckpointStore(tmp_path / "checkpoint")

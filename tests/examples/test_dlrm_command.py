@@ -76,12 +76,8 @@ def test_criteos_sample_trains_end_to_end(kind, capsys):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--tables", "static"], "invalid choice: 'static'"),
-        (["--buckets", "0"], "argument --buckets: must be at least 1 and below 2 ** 63, got 0"),
         (["--bottom", "8,0"], "argument --bottom: must be at least 1 and below 2 ** 63, got 0"),
         (["--top", ""], "argument --top: invalid widths value: ''"),
-        (["--filter", "0"], "argument --filter: must be at least 1 and below 2 ** 63, got 0"),
-        (["--evict", "-1"], "argument --evict: must be at least 1 and below 2 ** 63, got -1"),
         (["--tiers", "TAPE"], "invalid choice: 'TAPE'"),
         (["--data", "x", "--samples", "9"], "--data does not go with --samples"),
         (["--data", "x", "--max-cardinality", "9"], "--data does not go with --max-cardinality"),

@@ -114,29 +114,6 @@ def test_linear_is_torchs_with_its_gradients(shape, monkeypatch):
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-5, atol=1e-3)
 
 
-def test_model_is_the_papers_formula():
-    settings = small(rows=30, grad_mode="dense", seed=1)
-    transform = wide_deep.make_transform(settings)
-    network = wide_deep.make_model(transform, settings)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
-    batch = Generator(30, 6).batch(0)
-    features = transform(batch.columns)
-    state = {name: x.double() for name, x in network.state_dict().items()}
-    wide = features.dense.double() @ state["wide.weight"][0] + state["wide.bias"]
-    pooled = []
-    for table in transform.embedding_bag_configs():
-        ids, rows = batch.columns[table.feature_names[0]].view(6, -1), state[f"bags.embedding_bags.{table.name}.weight"]
-        wide += rows[ids][..., -1].sum(1)
-        pooled.append(rows[ids][..., :-1].mean(1))
-    hidden = torch.cat([*pooled, features.dense.double()], 1)
-    for layer in range(2):
-        hidden = (hidden @ state[f"hidden.{layer}.weight"].T + state[f"hidden.{layer}.bias"]).relu()
-    expected = hidden @ state["output.weight"][0] + state["output.bias"] + wide
-    torch.testing.assert_close(network(features.dense, features.sparse).double(), expected, rtol=1e-5, atol=1e-4)
-
-
 def test_rows_begin_small_with_nothing_in_their_wide_part():
     state = made(small(seed=1))[0].state_dict()
     table = next(value for name, value in state.items() if "embedding_bags" in name)

@@ -18,6 +18,7 @@ OPTIMIZERS = {
     "Adadelta": {"learning_rate": 1.0, "rho": 0.8},
     "Adam": {"learning_rate": 0.05},
     "AdamW": {"learning_rate": 0.05, "weight_decay": 0.1},
+    "Lion": {"learning_rate": 0.01},
 }
 ARGUMENTS = {
     "momentum": ("SGD", {"momentum": 0.9}),
@@ -32,6 +33,7 @@ ARGUMENTS = {
     "decay beyond zero": ("AdamW", {"weight_decay": 24.0}),
     "schedule": ("Adam", {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.7)}),
     "schedule of RMSprop": ("RMSprop", {"learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 8)}),
+    "decay of Lion": ("Lion", {"weight_decay": 0.1}),
     "clipnorm": ("Adam", {"clipnorm": 0.02}),
     "clipvalue": ("Adagrad", {"clipvalue": 0.004}),
     "global_clipnorm": ("AdamW", {"global_clipnorm": 0.03}),

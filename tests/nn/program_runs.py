@@ -344,8 +344,8 @@ def run(seed: int, extreme: bool = False, program: Program | None = None) -> boo
     """Run a seed's program, and say whether it came to its end. A Mismatch names the seed and the program."""
     program = program or draw(seed, extreme)
     with warnings.catch_warnings():
-        # Ours warn where a decay that is not decoupled steps all rows.
-        warnings.filterwarnings("ignore", ".*goes through the second moment", UserWarning)
+        # Ours warn where they step all rows.
+        warnings.filterwarnings("ignore", ".*every step updates all rows", UserWarning)
         try:
             return Run(program).run()
         except Exception as error:

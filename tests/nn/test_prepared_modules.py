@@ -13,7 +13,7 @@ from torchsparse_rec import nn, optim
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:.*goes through the second moment"),  # a decay that is not decoupled
+    pytest.mark.filterwarnings("ignore:.*every step updates all rows"),  # optimizers warn of that
 ]
 
 

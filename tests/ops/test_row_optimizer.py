@@ -86,6 +86,10 @@ TRAINED: dict[str, tuple[int, Hyperparameters]] = {
     "rmsprop_momentum": ruled("rmsprop", lr=1e-3, alpha=0.99, eps=1e-8, momentum=0.9),
     "rmsprop_centered": ruled("rmsprop", lr=1e-3, alpha=0.99, eps=1e-6, momentum=0.9, centered=1.0),
     "adadelta": ruled("adadelta", lr=1.0, rho=0.9, eps=1e-6),
+    "lion": ruled("lion", lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=1e-2),
+    "lion_fast": ruled("lion", lr=1e-3, beta1=0.5, beta2=0.75),
+    "lion_no_first": ruled("lion", lr=1e-3, beta2=0.99),
+    "lion_no_second": ruled("lion", lr=1e-3, beta1=0.9),
 }
 
 

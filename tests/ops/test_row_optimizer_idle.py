@@ -146,3 +146,44 @@ def test_a_thousand_fadings_of_one_row(rule: str, kernels: str) -> None:
     torch.testing.assert_close(
         square.double().flatten(), torch.tensor([0.7 * 0.999**steps]).double(), rtol=3e-6, atol=0
     )
+
+
+@pytest.mark.parametrize("beta2", [0.0, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("beta1", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lion_moves_by_a_sign_that_does_not_fade(beta1: float, beta2: float, dtype: torch.dtype, kernels: str) -> None:
+    """
+    Move a row for long by averages that no number of the dtype holds any more, flushed often and seldom.
+
+    Compare with steps of all rows, and with the formula as it is in real numbers, where an average never becomes 0.
+    """
+    steps, gap = 3_000 if kernels == "cpu" else 200, 37
+    rule, h = ruled("lion", lr=1e-3, beta1=beta1, beta2=beta2, weight_decay=0.01)
+    average = torch.tensor([[1.0, -2.0, 0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-30]], dtype=dtype)
+    tables = [[torch.ones(1, 8, dtype=dtype), average.clone(), torch.zeros(1, dtype=torch.int32)] for _ in range(3)]
+    history, nothing = ops.new_history(steps), torch.zeros(1, 8, dtype=dtype)
+    for step in range(1, steps + 1):
+        given = {"rule": rule, "hyperparameters": h, "step": step}
+        ops.row_optimizer_advance_(history, **given)
+        if step % gap == 0:
+            weight, state, last = tables[1]
+            ops.row_optimizer_make_current_([weight], [state], [last], history, **given)
+        weight, state, _ = tables[2]
+        ops.row_optimizer_update_([weight], [state], [], None, None, [nothing], **given)
+    for weight, state, last in tables[:2]:
+        ops.row_optimizer_make_current_([weight], [state], [last], history, **given)
+    moving = steps if beta1 and beta2 else 1 if beta1 else 0
+    kept = 1 - 1e-3 * 0.01
+    signs = torch.sign(average.double())
+    wanted = kept**steps - signs * 1e-3 * sum(kept ** (steps - 1 - k) for k in range(moving))
+    for weight, state, _ in tables:
+        tolerance = 1e-12 if dtype == torch.float64 else 2e-3 if weight is tables[2][0] else 2e-4
+        torch.testing.assert_close(weight.double(), wanted, rtol=tolerance, atol=tolerance)
+        if beta2:
+            assert torch.equal(torch.sign(state), signs.to(dtype))
+            least = max(3 * beta2**steps, torch.finfo(dtype).tiny)
+            assert state[0, 3:5].isinf().all()
+            assert (state[0, [0, 1, 6, 7]].abs() <= least).all()
+        else:
+            assert state[0, [0, 1, 2, 6, 7]].tolist() == [0.0] * 5 and state[0, 3:5].isnan().all()
+        assert state[0, 5].isnan()

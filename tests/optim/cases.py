@@ -13,7 +13,13 @@ from torch import Tensor
 
 from torchsparse_rec import optim
 from torchsparse_rec._torch import as_stored
-from torchsparse_rec.compat._parity.reference.row_optimizer import ftrl, lamb, partial_rowwise_adam, rowwise_adagrad
+from torchsparse_rec.compat._parity.reference.row_optimizer import (
+    ftrl,
+    lamb,
+    lion,
+    partial_rowwise_adam,
+    rowwise_adagrad,
+)
 from torchsparse_rec.ops.row_optimizer import row_optimizer_current
 from torchsparse_rec.tables.table import table_of
 
@@ -68,6 +74,7 @@ REFERENCES = {
     "RowWiseAdagrad": _reference(rowwise_adagrad, (1,), lr_decay=0.0, eps=1e-10, weight_decay=0.0),
     "PartialRowWiseAdam": _reference(partial_rowwise_adam, (2, 1), betas=_BETAS, eps=1e-8, weight_decay=0.0),
     "Ftrl": _reference(ftrl, (2, 2), True, 0.1, lr_power=-0.5, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0),
+    "Lion": _reference(lion, (2,), betas=(0.9, 0.99), weight_decay=0.0),
     "LAMB": _reference(lamb, (2, 2), True, betas=_BETAS, eps=1e-6, weight_decay=0.0),
 }
 
@@ -131,6 +138,10 @@ CASES = [
     _case("adadelta", "Adadelta", lr=1.0),
     _case("adadelta-decay", "Adadelta", lr=1.0, weight_decay=0.1, warns=True),
     _case("lamb", "LAMB", weight_decay=0.01),
+    _case("lion", "Lion", lr=0.01),
+    _case("lion-decay", "Lion", lr=0.01, betas=(0.5, 0.9), weight_decay=0.1),
+    _case("adamax", "Adamax", lr=0.01, warns=True),
+    _case("adamax-decay", "Adamax", lr=0.01, eps=0.1, weight_decay=0.1, warns=True),
 ]
 BY_NAME = {case.name: case for case in CASES}
 
@@ -152,6 +163,8 @@ CHOICES: dict[str, dict[str, tuple]] = {
     "Ftrl": {"lr": (0.1, 0.5), "lr_power": (-0.5, -0.4), "l1": (0.0, 0.01), "l2": (0.0, 0.02)}
     | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
     "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
+    "Lion": {"lr": (0.001, 0.01), "betas": ((0.9, 0.99), (0.5, 0.9), (0.0, 0.9), (0.9, 0.0)), **_DECAY},
+    "Adamax": {**_ADAM, **_DECAY},
 }
 
 

@@ -27,16 +27,10 @@ MODULES = modules()
 
 
 def imports(module: str) -> Iterator[tuple[str, str]]:
-    """Yield what a module imports from this library when it runs: the other module, and the name taken from it."""
+    """Yield what a module imports from this library, for types too: the other module, and the name taken from it."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            pending += node.orelse
-            continue
-        pending += ast.iter_child_nodes(node)
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])

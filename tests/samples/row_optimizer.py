@@ -45,6 +45,8 @@ RULES: dict[str, tuple[int, list[float]]] = {
     "ftrl_power": ruled("ftrl", lr=0.25, lr_power=-0.25, l1=0.125, l2=0.25),
     "coupled_adadelta": ruled("adadelta", lr=0.5, rho=0.75, eps=1e-3, weight_decay=0.25),
     "lamb": ruled("lamb", **_ADAM, weight_decay=0.25),
+    "lion": ruled("lion", lr=0.125, beta1=0.75, beta2=0.875, weight_decay=0.25),
+    "adamax": ruled("adamax", **_ADAM, weight_decay=0.25),
 }
 # Those that flush stale rows, and the others.
 IDLE_RULES = {name: rule for name, rule in RULES.items() if rule_words(*rule).motion in ("states", "weight")}

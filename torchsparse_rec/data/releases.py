@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .files import whole_file
+from ..files import whole_file
 from .movielens import LAYOUTS, read_ratings
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from .. import _interrupt
+from .._agreed import agreed, agreeing
 from ..tables.table import table_if_any
-from .agreed import agreed, agreeing
 
 T = TypeVar("T")
 

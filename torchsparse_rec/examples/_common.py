@@ -14,21 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from torchsparse_rec import distributed, optim
+from torchsparse_rec import checkpoint, distributed, optim
 from torchsparse_rec._extras import extra_module, module_of_repository
 from torchsparse_rec._progress import progress_bar
 from torchsparse_rec.data import DeviceLoader
-from torchsparse_rec.data.files import whole_file
 from torchsparse_rec.distributed.torchrun import Ranks, is_under_torchrun, join
-from torchsparse_rec.variable.checkpoint import CheckpointStore
+from torchsparse_rec.files import whole_file
 
 GRAD_MODES = ("fused", "sparse", "dense", "auto")
 #: Optimizers that treat the elements of a row one by one, and their learning rates.
 RATES = {"sgd": 0.1, "adagrad": 0.05, "adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e-3, "adadelta": 1.0, "ftrl": 0.05}
 _CLASSES = (optim.SGD, optim.Adagrad, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adadelta, optim.Ftrl)
 OPTIMIZERS = {kind.__name__.lower(): kind for kind in _CLASSES}
-
-# ---- Flags -----------------------------------------------------------------------------------------------------------
 
 
 def compare(name: str, arguments: argparse.Namespace, *given: Any) -> int:
@@ -39,8 +36,10 @@ def compare(name: str, arguments: argparse.Namespace, *given: Any) -> int:
     return int(not module_of_repository(f"benchmarks.{name}", "--compare").compare(*given).agrees())
 
 
-def begin(arguments: argparse.Namespace) -> Ranks:
-    """Let the ranks that torchrun has started meet, each with its device, and return them."""
+def begin(arguments: argparse.Namespace, *packages: str) -> Ranks:
+    """Let the ranks that torchrun has started meet, each with its device, and return them; check what the run needs."""
+    for package in packages:
+        extra_module(package, "examples", "the example")
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     if is_under_torchrun():
         arguments.device = join(arguments.device)
@@ -160,7 +159,7 @@ class Run:
         began = time.perf_counter()
         run = {"epoch": self.epoch, "batch": self.batch, "step": self.step, "history": self.history}
         run.update(losses=[float(loss) for loss in self.losses], sizes=self.sizes, seconds=began - self._began)
-        distributed.save(folder, model, optimizer, {**more, "run": run}, delta=delta, keep=2)
+        checkpoint.save(folder, model, optimizer, {**more, "run": run}, delta=delta, keep=2)
         self._began += time.perf_counter() - began
 
 
@@ -181,7 +180,7 @@ def saved_of(arguments: argparse.Namespace, own: Path, program: str, ranks: Rank
 
 def newest(folder: Path, program: str) -> dict[str, Any] | None:
     """Return what the newest checkpoint in a folder says of its run; None if there is none."""
-    version = CheckpointStore(folder).latest()
+    version = checkpoint.CheckpointStore(folder).latest()
     if version is None:
         return None
     said = version.metadata.get("extra")
@@ -198,7 +197,7 @@ def load(
     for name, value in now.items():
         if saved[name] != value:
             raise ValueError(f"{folder} was trained on other {name}, {saved[name]}, got {value}")
-    said = distributed.load(folder, model, optimizer, version=saved["number"])
+    said = checkpoint.load(folder, model, optimizer, version=saved["number"])
     run, steps = Run(**said["run"]), getattr(arguments, "steps", None)
     if ranks.group is None and run.is_over(arguments.epochs, steps):  # a job that torchrun has started anew just ends
         raise ValueError(f"{folder} has {run.epoch} epochs and {run.step} steps already: more must be asked for")

@@ -291,7 +291,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     with ending(parser, ValueError, OSError, ImportError):
-        ranks = _common.begin(arguments)
+        ranks = _common.begin(arguments, "torchmetrics", "safetensors")
         if arguments.compare:
             settings = parser.settings(vars(arguments))
             check(arguments, settings)

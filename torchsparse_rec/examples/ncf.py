@@ -299,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = arguments.output_dir or (arguments.resume.parent if arguments.resume else Path("runs/ncf"))
     with ending(parser, ValueError, OSError, ImportError):
         check_alone(arguments, "compare", "resume", "plan", "output_dir")
-        ranks = _common.begin(arguments)
+        ranks = _common.begin(arguments, "safetensors")
         data, where = ranks.from_first(lambda: load(arguments.dataset, arguments.data_dir))
         ranks.print(f"data: {where}: {data}")
         if arguments.compare:

@@ -286,7 +286,7 @@ def main(argv: list[str] | None = None) -> int:
         check_alone(arguments, "table_gb", "rows")
         check_alone(arguments, "compare", "resume", "criteo", "plan", "epochs", "held_out", "evaluate_every")
         check_alone(arguments, "compare", "output_dir", "no_checkpoint")
-        ranks = _common.begin(arguments)
+        ranks = _common.begin(arguments, "torchmetrics", "safetensors")
         if arguments.compare:
             settings = settings_of(parser, arguments, None)
             source = generated_source(settings, arguments.prebatched)

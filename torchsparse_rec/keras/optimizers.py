@@ -17,11 +17,12 @@ from ._by_rows import TableStep, torch_class
 from ._on_rows import OnRows
 from ._with_slots import WithSlots
 
-__all__ = ["Adadelta", "Adagrad", "Adam", "AdamW", "LossScaleOptimizer", "RMSprop", "SGD"]
+__all__ = ["Adadelta", "Adagrad", "Adam", "AdamW", "Lion", "LossScaleOptimizer", "RMSprop", "SGD"]
 
 _register = keras.saving.register_keras_serializable(package="torchsparse_rec")
 _SGD, _Adagrad, _RMSprop = map(torch_class, (keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.RMSprop))
 _Adadelta, _Adam, _AdamW = map(torch_class, (keras.optimizers.Adadelta, keras.optimizers.Adam, keras.optimizers.AdamW))
+_Lion = torch_class(keras.optimizers.Lion)
 
 
 @_register
@@ -272,6 +273,46 @@ class AdamW(_Adams, _AdamW):  # type: ignore[valid-type,misc]
     """
 
     keras_class = keras.optimizers.AdamW
+
+
+@_register
+class Lion(WithSlots, _Lion):  # type: ignore[valid-type,misc]
+    """
+    :class:`keras.optimizers.Lion`, which steps tables by rows, with the results of a dense step.
+
+    Rows without a gradient move too. They are brought up to date when they are next read or stepped.
+
+    Args:
+        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema``
+            each step reads all rows for their average.
+
+    Source: ``keras.optimizers.Lion``.
+
+    Example:
+        >>> from torchsparse_rec.keras import Embedding
+        >>> layer = Embedding(3, 1, embeddings_initializer="ones")
+        >>> layer.build()
+        >>> optimizer = Lion(0.25)
+        >>> optimizer.build(layer.trainable_variables)
+        >>> layer(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.apply([layer.embeddings.value.grad])
+        >>> layer.embeddings.value.detach().T
+        tensor([[1.0000, 0.7500, 1.0000]])
+    """
+
+    keras_class = keras.optimizers.Lion
+    _decays_rows = True
+
+    def _new_optimizer(self, groups: list[dict[str, Any]]) -> optim.Lion:
+        return optim.Lion(groups)
+
+    def _slots_by_state(self) -> dict[str, str]:
+        return {"exp_avg": "_momentums"}
+
+    def _settings(self, lr: float, step: int, dtype: torch.dtype, decays: bool) -> dict[str, Any]:
+        optimizer: Any = self
+        decay = optimizer.weight_decay if decays and optimizer.weight_decay else 0.0
+        return {"lr": lr, "betas": (optimizer.beta_1, optimizer.beta_2), "weight_decay": decay}
 
 
 @_register

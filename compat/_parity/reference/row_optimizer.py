@@ -124,7 +124,19 @@ def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, 
     return [w - lr * _by_element(trust) * move, m, v]
 
 
-_FORMULAS = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
+def lion(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, decay: float) -> Row:
+    w, m = row
+    return [w * (1 - lr * decay) - lr * torch.sign(beta1 * m + (1 - beta1) * g), beta2 * m + (1 - beta2) * g]
+
+
+def adamax(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float) -> Row:
+    w, m, most = row
+    g = g + decay * w
+    m, most = beta1 * m + (1 - beta1) * g, torch.maximum(beta2 * most, g.abs() + eps)
+    return [w - lr / (1 - beta1**step) * m / most, m, most]
+
+
+_FORMULAS = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb, lion, adamax)
 _BY_NAME = {formula.__name__: formula for formula in _FORMULAS} | {"amsgrad": adam}
 # By the rule's number.
 RULES = tuple(_BY_NAME[name] for name in OPTIMIZER_RULES)
@@ -152,6 +164,8 @@ def idle_step(rule: int, leaf: Sequence[float], eps: float, row: Row) -> Row:
         root = root if root.shape == w.shape else _by_element(root)
         return [keeps * w - rate * m / (root + eps), m, v, *most]
     w_w, w_b, b_w, b_b, p = leaf[:5]
+    if RULES[rule] is lion:
+        return [w_w * w + w_b * torch.sign(states[0]), p * states[0]]
     if RULES[rule] is adadelta or not states:
         return [w_w * w, *(p * x for x in states)]
     place = 1 if RULES[rule] is rmsprop else 0
@@ -175,6 +189,9 @@ def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
         return [beta1, sqrt(beta2), keeps, *(rate * factor**k for k in range(5))]
     if RULES[rule] is adadelta:
         return [1.0, 0.0, 0.0, 1.0, h[1], 0.0, 0.0, 0.0]
+    if RULES[rule] is lion:
+        lr, beta1, beta2, decay = h
+        return [1 - lr * decay, -lr * (beta1 > 0), 0.0, float(beta2 > 0), beta2, 0.0, 0.0, 0.0]
     if RULES[rule] is rmsprop:
         return [1.0, -h[0] * h[4], 0.0, h[4], h[1], 0.0, 0.0, 0.0]
     # The step is linear: its effects on only a weight of 1 and on only a buffer of 1 determine it.
