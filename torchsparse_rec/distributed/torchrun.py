@@ -1,10 +1,9 @@
 """
-What a program needs that torchrun starts, and starts again: ranks that meet, and processes that end.
+The needs of a program that torchrun starts, and restarts: ranks that meet, and processes that end.
 
-torchrun keeps one store for all restarts, in which addresses of ranks that have ended stay: new ranks that read them
-connect to nobody, and fail, or wait for half an hour. How often an agent has restarted its ranks does not tell one
-start from another, as agents that have come later count otherwise. Therefore ranks meet in a part of the store that no
-earlier start has written to.
+torchrun keeps one store for all restarts, and the addresses of ended ranks stay there. New ranks that read them find no
+process, and fail, or wait for half an hour. The number of an agent's restarts does not identify a start, because agents
+that have come later count otherwise. Therefore ranks meet in a part of the store that no earlier start has written to.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Ranks:
             print(*lines, sep="\n", flush=True)
 
     def from_first(self, get: Callable[[], T]) -> T:
-        """Return what the first rank gets, or raise its error, on all."""
+        """Return the first rank's result, or raise its error, on all."""
         with agreeing(self.group) as said:
             if self.rank == 0:
                 said.append(get())
@@ -112,7 +111,7 @@ class Ranks:
             x.copy_(part.view_as(x))
 
     def average_gradients(self, module: Module) -> None:
-        """Average the gradients of a module's dense layers, as those of its tables over ranks are."""
+        """Average the gradients of a module's dense layers, as its tables' over ranks are."""
         self.average([p.grad for p in module.parameters() if p.grad is not None and not _is_split(p)])
 
 
@@ -162,8 +161,8 @@ def meet(store: dist.Store, rank: int, ranks: int, timeout: timedelta = timedelt
     """
     Return the part of a store for this start of the ranks, once all of them have come.
 
-    Each rank gives itself a name. Rank 0 says which names it has read, perhaps old ones, and says so again when they
-    change; that all are new is known when each rank has found its own name there and has answered.
+    Each rank gives itself a name. Rank 0 publishes the names that it has read, perhaps old ones, and again when they
+    change. All names are new once each rank has found its own name there and has answered.
 
     Args:
         store: the store that all ranks share, perhaps with ranks that have ended.
@@ -201,7 +200,7 @@ def meet(store: dist.Store, rank: int, ranks: int, timeout: timedelta = timedelt
 
 
 def _read(store: dist.Store, names: list[str], ranks: int) -> bool:
-    """Read the names of all ranks; say whether all have one, and others than before."""
+    """Read the names of all ranks; return whether all have one, and whether they are others than before."""
     keys = [f"{_PLACE}/{rank}" for rank in range(ranks)]
     if not store.check(keys):
         return False

@@ -283,8 +283,8 @@ class Lion(WithSlots, _Lion):  # type: ignore[valid-type,misc]
     Rows without a gradient move too. They are brought up to date when they are next read or stepped.
 
     Args:
-        args, kwargs: as Keras's. With ``gradient_accumulation_steps`` a table's gradient is dense; with ``use_ema``
-            each step reads all rows for their average.
+        args, kwargs: Keras's arguments. With ``gradient_accumulation_steps`` a table's gradient is dense; with
+            ``use_ema`` each step reads all rows for their average.
 
     Source: ``keras.optimizers.Lion``.
 

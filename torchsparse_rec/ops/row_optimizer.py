@@ -1,5 +1,5 @@
 """
-Family ``row_optimizer``: optimizer steps on tables of which a step sees few rows, with the results of dense steps.
+Family ``row_optimizer``: optimizer steps on tables where a step sees few rows, with the results of dense steps.
 
 Contract and formulas: csrc/row_optimizer*.h. Kernels: csrc/cpu/row_optimizer.cpp, csrc/cuda/row_optimizer.cu.
 """
@@ -33,7 +33,7 @@ _ops = torch.ops.torchsparse_rec
 
 def new_history(steps: int, device: torch.device | str | None = None) -> Tensor:
     """
-    Make an empty history of optimizer steps: room for what each of them does to rows without gradient.
+    Make an empty history of optimizer steps: room for the effect of each on rows without gradient.
 
     :func:`row_optimizer_advance_` fills it, step by step.
 
@@ -188,7 +188,7 @@ def row_optimizer_current(
     base: int = 0,
 ) -> Tensor:
     """
-    Return rows of a table as they are after step ``step``, stale ones brought up to date; nothing is written.
+    Return rows of a table in their state after step ``step``, stale ones brought up to date; nothing is written.
 
     The result has no gradient.
 

@@ -32,7 +32,7 @@ HYPERPARAMETERS = {name: tuple(names) for name, *names in _RULES}
 
 
 class RuleWords(NamedTuple):
-    """What a rule says of itself."""
+    """A rule's description of itself."""
 
     states: tuple[str, ...]
     """The names of a table's states, in their order."""
@@ -42,12 +42,12 @@ class RuleWords(NamedTuple):
     """Why many steps without gradient have no closed form; empty: they have one."""
 
 
-# By a rule's number and which of its hyperparameters are not 0: on nothing else do its words depend.
+# By a rule's number and which of its hyperparameters are not 0: its words depend only on these.
 _WORDS: dict[tuple[int, ...], RuleWords] = {}
 
 
 def rule_words(rule: int, hyperparameters: Sequence[float]) -> RuleWords:
-    """Return what a rule says of itself; the arguments and errors are those of :func:`idle_motion`."""
+    """Return a rule's description of itself; the arguments and errors are as in :func:`idle_motion`."""
     key = (rule, *[value != 0 for value in hyperparameters])
     words = _WORDS.get(key)
     if words is None:
@@ -58,7 +58,8 @@ def rule_words(rule: int, hyperparameters: Sequence[float]) -> RuleWords:
 
 def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
     """
-    Say what an optimizer's step does to a row without gradient: nothing, or it changes its states, or its weight.
+    Return the effect of an optimizer's step on a row without gradient: nothing, or it changes its states, or its
+    weight.
 
     Args:
         rule: the rule's number in ``OPTIMIZER_RULES``.

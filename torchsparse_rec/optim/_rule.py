@@ -1,4 +1,4 @@
-"""The rule of a parameter group: what an optimizer tells the operators of it."""
+"""The rule of a parameter group: an optimizer's arguments of the operators."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ class _Adam(RowOptimizer):
         Step a group of parameters by torch's kernel, as torch does, without torch's checks of each parameter each time.
 
         Returns:
-            False if torch must do it: the kernel is not asked for, the parameters are on a GPU or not all of one dtype,
-            this is their first step, or a scale must be divided out.
+            False if torch must do it: the kernel is not asked for, or the parameters are on a GPU or not all of one
+            dtype. Also if this is their first step, or a scale must be divided out.
         """
         kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
         if not group["fused"] or group["differentiable"] or group["capturable"] or kernel is None:

@@ -16,17 +16,18 @@ class Adamax(RowOptimizer, torch.optim.Adamax):
     """
     :class:`torch.optim.Adamax` for tables too.
 
-    Rows without gradient move in no closed form: the divisor of every element fades until it meets ``eps``, in a step
-    of its own. So every step updates all rows of a table, and a warning says so. With ``lazy=True`` a step costs what
-    the batch touches.
+    Rows without gradient move in no closed form: the divisor of every element fades until it meets ``eps``, each in
+    another step. So every step updates all rows of a table, and a warning says so. With ``lazy=True`` a step costs only
+    the touched rows.
 
     Args:
-        params, lr, betas, eps, weight_decay, foreach, maximize, differentiable, capturable: as torch's. ``foreach``,
-            ``differentiable`` and ``capturable`` concern parameters that are no tables.
-        lazy: leave rows without gradient alone, averages included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        params, lr, betas, eps, weight_decay, foreach, maximize, differentiable, capturable: torch's arguments.
+            ``foreach``, ``differentiable`` and ``capturable`` concern parameters that are no tables.
+        lazy: whether to leave rows without gradient alone, averages included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> from torchsparse_rec import nn

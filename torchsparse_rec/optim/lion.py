@@ -15,7 +15,7 @@ __all__ = ["Lion"]
 
 class Lion(RowOptimizer):
     """
-    Lion for tables too: dense Lion's results, at the cost of what the batch touches.
+    Lion for tables too: dense Lion's results, at the cost of the touched rows.
 
     ``w = (1 - lr * weight_decay) * w - lr * sign(beta1 * m + (1 - beta1) * g)``, then
     ``m = beta2 * m + (1 - beta2) * g``.
@@ -27,12 +27,13 @@ class Lion(RowOptimizer):
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-4.
         betas: the shares of the average that the direction and the average keep. Default (0.9, 0.99).
-        weight_decay: a step takes ``lr * weight_decay`` of the weight away. Default 0.
-        maximize: climb instead of descending. Default False.
-        lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
-        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+        weight_decay: the decay: a step takes ``lr * weight_decay`` of the weight away. Default 0.
+        maximize: whether to climb instead of descending. Default False.
+        lazy: whether to leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
+            Default False.
+        in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
+            mode. It promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument, a beta of 1 or more.

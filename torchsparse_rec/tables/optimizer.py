@@ -1,4 +1,4 @@
-"""What tables, and modules that look rows up, ask of the optimizer that holds a table's parameter."""
+"""The calls from tables, and modules that look rows up, to the optimizer that holds a table's parameter."""
 
 from __future__ import annotations
 
