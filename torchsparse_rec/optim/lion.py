@@ -41,7 +41,8 @@ class Lion(RowOptimizer):
     Source: Chen et al., "Symbolic Discovery of Optimization Algorithms"; ``keras.optimizers.Lion``.
 
     Example:
-        >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
+        >>> from torchsparse_rec import nn
+        >>> table = nn.Embedding(4, 1, grad_mode="sparse", _weight=torch.zeros(4, 1))
         >>> optimizer = Lion(table.parameters(), lr=0.5)
         >>> table(torch.tensor([1, 1, 2])).sum().backward()
         >>> optimizer.step()
