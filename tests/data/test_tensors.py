@@ -275,7 +275,7 @@ def test_jagged_vectors_and_lengths():
         (
             {"x": JaggedTensor(torch.ones(2), torch.ones(2), lengths=torch.tensor([2]))},
             ValueError,
-            "column 'x' must be without weights",
+            "column 'x' must have no weights",
         ),
         (
             {"x": JaggedTensor(torch.ones(2), offsets=torch.tensor([0, 3]))},

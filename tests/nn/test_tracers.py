@@ -112,7 +112,7 @@ def test_reverted_tables_are_quantised() -> None:
 def test_tables_of_ours_are_not_left_unquantised_without_a_word(kind: str) -> None:
     model = Model(kind, "sparse").eval()
     what = {torch.nn.EmbeddingBag: torch.ao.quantization.float_qparams_weight_only_qconfig}
-    with pytest.warns(UserWarning, match="this table as it is: to quantise tables, call torchsparse_rec.nn.revert"):
+    with pytest.warns(UserWarning, match="this table: to quantise tables, call torchsparse_rec.nn.revert"):
         left = torch.ao.quantization.quantize_dynamic(model, what)
     assert type(left.table) is type(model.table) and not hasattr(left.table, "qconfig")
     assert torch.equal(left(MORE), model(MORE))
