@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 __all__ = ["decoded", "encoded"]
 
@@ -53,6 +52,8 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _tensor(x: Tensor, name: str, tensors: dict[str, Tensor]) -> Any:
+    from torch.distributed.tensor import DTensor  # imports sympy, which an import of the library must not
+
     if isinstance(x, DTensor) or x.layout != torch.strided or x.is_meta:
         kind = "DTensor" if isinstance(x, DTensor) else f"{x.layout} tensor on {x.device}"
         raise ValueError(f"save: {name} must be a strided tensor that is whole on each rank, got a {kind}")
