@@ -18,6 +18,8 @@ __all__ = ["run_command"]
 _INTERRUPTED = 128 + signal.SIGINT
 # Seconds that the end may take: a ``finally`` may wait for a thread or a worker process that does not end.
 _GRACE = 2.0
+# Seconds until Ctrl-C is tried again: longer than the hook that asks for it, which cannot raise either.
+_AGAIN = 0.02
 
 
 def run_command(main: Callable[[], int | None]) -> NoReturn:
@@ -32,16 +34,26 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     """
     came = []
 
-    def interrupt(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C disturbs nothing
+    def interrupt(number: int, frame: object) -> None:
+        if came:  # a second Ctrl-C disturbs nothing
+            return
         came.append(number)
         timer = threading.Timer(_GRACE, _end)
         timer.daemon = True
         timer.start()
         raise KeyboardInterrupt
 
+    def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+        # Python drops what a ``__del__`` or a weak reference's callback raises: the command has not seen it.
+        if came and unraisable.exc_type is KeyboardInterrupt:
+            came.clear()
+            threading.Timer(_AGAIN, signal.raise_signal, (signal.SIGINT,)).start()
+        else:
+            sys.__unraisablehook__(unraisable)
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = interrupt_again
     try:
         code = main()
     except BaseException:

@@ -33,6 +33,18 @@ def workers():
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return lambda *given: None, DataLoader(Slow(), num_workers=2), model, optimizer
+
+class Collected:
+    def __del__(self):
+        print("begun", flush=True)
+        time.sleep(3600)
+
+def collected():
+    try:
+        Collected()
+        time.sleep(3600)
+    finally:
+        print("ended", flush=True)
 """
 
 
@@ -84,6 +96,12 @@ def test_no_worker_process_is_left(tmp_path: Path) -> None:
     while (left := [worker for worker in workers if is_running(int(worker))]) and time.monotonic() < until:
         time.sleep(0.02)
     assert not left
+
+
+def test_it_is_not_lost_in_what_cannot_raise(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    command = f"torchsparse_rec.profiling {tmp_path}/loop.py:collected"
+    assert interrupted(command, lambda out: "begun" in out, tmp_path / "output") == "begun\nended\n"
 
 
 def test_files_are_whole(tmp_path: Path) -> None:
