@@ -32,7 +32,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     Args:
         main: the command; it returns the exit code, None for 0.
     """
-    came = []
+    came: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
         if came:  # a second Ctrl-C disturbs nothing
