@@ -211,8 +211,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.
     for name, found in shown_names(env).get(last, ()):
         if is_type or name.endswith(f".{target}"):
             return make_refnode(app.builder, env.docname, found.docname, found.node_id, text)
-    # Types are as the code has them; what the code knows of and the reference does not show is no broken link either.
-    return text if is_type or last in known_names() else None
+    return text if is_type else None  # types are as the code has them
 
 
 @lru_cache
@@ -222,14 +221,6 @@ def shown_names(env: BuildEnvironment) -> dict[str, list[tuple[str, Any]]]:
     for name, found in env.get_domain("py").objects.items():
         places.setdefault(name.rsplit(".", 1)[-1], []).append((name, found))
     return places
-
-
-@lru_cache
-def known_names() -> set[str]:
-    """Return the names of all that the library defines, of its classes' members too."""
-    modules = [x for name, x in list(sys.modules.items()) if name.startswith("torchsparse_rec")]
-    classes = [x for module in modules for x in vars(module).values() if inspect.isclass(x)]
-    return {name for x in (*modules, *classes) for name in vars(x)}
 
 
 # ---- Pages ----------------------------------------------------------------------------------------------------------

@@ -70,10 +70,11 @@ def test_import_and_a_lookup_load_nothing_optional_and_no_compiler():
     program = (
         "import sys, torch; before = set(sys.modules); import torchsparse_rec; "
         "torchsparse_rec.nn.EmbeddingBag(9, 4).eval()(torch.tensor([[1, 2]])); "
-        f"print({{*{compilers}}} & {{*sys.modules}} | {{*{optional}}} & ({{*sys.modules}} - before))"
+        f"print({{*{compilers}}} & {{*sys.modules}} | {{*{optional}}} & ({{*sys.modules}} - before)); "
+        "print('serving' in dir(torchsparse_rec), torchsparse_rec.serving.ServedModel.__name__)"
     )
     found = run("-c", program)
-    assert found.stdout.strip() == "set()", found.stderr
+    assert found.stdout.splitlines() == ["set()", "True ServedModel"], found.stderr
 
 
 def test_missing_library_says_how_to_build(tmp_path):

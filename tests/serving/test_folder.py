@@ -58,6 +58,7 @@ def test_it_is_the_trained_model(name: str, tmp_path: Path) -> None:
         served = served or serving.load_for_serving(tmp_path)
         assert torch.equal(values(served(ids)), values(model.eval()(ids)))
         assert served.version == version
+        assert repr(served) == f"ServedModel({str(tmp_path)!r}, version={version})"
     assert not served.model.training and not any(x.requires_grad for x in served.model.parameters())
     assert sorted(os.listdir(tmp_path)) == ["model.pt", "version"]
 

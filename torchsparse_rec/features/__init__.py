@@ -9,10 +9,12 @@ from ._base import CategoricalColumn as CategoricalColumn
 from ._base import Column as Column
 from ._base import DenseColumn as DenseColumn
 from ._base import column_from_config as column_from_config
+from ._categorical import EmbeddingCategoricalColumn as EmbeddingCategoricalColumn
 from ._categorical import HashedCategoricalColumn as HashedCategoricalColumn
 from ._categorical import IdentityCategoricalColumn as IdentityCategoricalColumn
 from ._categorical import VocabularyFileCategoricalColumn as VocabularyFileCategoricalColumn
 from ._categorical import VocabularyListCategoricalColumn as VocabularyListCategoricalColumn
+from ._categorical import categorical_column_with_embedding as categorical_column_with_embedding
 from ._categorical import categorical_column_with_hash_bucket as categorical_column_with_hash_bucket
 from ._categorical import categorical_column_with_identity as categorical_column_with_identity
 from ._categorical import categorical_column_with_vocabulary_file as categorical_column_with_vocabulary_file

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, TypeVar, cast
 
+from ..variable import EmbeddingVariableOption
+from ._growing import plain_option
+
 ColumnT = TypeVar("ColumnT", bound="Column")
 
 #: Every kind of column by its class's name.
@@ -98,7 +101,9 @@ class Column:
         # Cached: a vocabulary of a million words is hashed once, not whenever its column is looked up.
         found = self.__dict__.get("_hash")
         if found is None:
-            found = hash((type(self), self._values()))
+            # Without the options of a table that grows, which may hold lists and tensors.
+            hashable = [field.name for field in fields(self) if field.hash is not False]
+            found = hash((type(self), *(getattr(self, name) for name in hashable)))
             object.__setattr__(self, "_hash", found)
         return found
 
@@ -202,6 +207,8 @@ def _plain(value: Any, column: Column, field: str) -> Any:
         return [_plain(item, column, field) for item in value]
     if hasattr(value, "to_config"):
         return value.to_config()
+    if isinstance(value, EmbeddingVariableOption):
+        return plain_option(value)
     if callable(value):
         raise ValueError(
             f"{type(column).__name__} {column.name!r}: {field} must have a to_config() to be written as a "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..variable import EmbeddingVariableOption
 from ._base import CategoricalColumn, check_count, check_key, check_string_or_int
+from ._growing import checked_option
 from ._plain import make_fields_plain, set_field
 from .words import as_list, check_distinct, checked_words, encoded, integer_of, lines_of
 
@@ -70,6 +72,30 @@ class HashedCategoricalColumn(LeafColumn):
     def num_buckets(self) -> int:
         """How many buckets there are."""
         return self.hash_bucket_size
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddingCategoricalColumn(LeafColumn):
+    """Keys of a table that grows: see :func:`categorical_column_with_embedding`."""
+
+    key: str
+    dtype: str = "string"
+    ev_option: EmbeddingVariableOption = field(default_factory=EmbeddingVariableOption, hash=False)
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+        check_key(self.key)
+        set_field(self, "dtype", check_string_or_int(self.dtype, self.key))
+        option = checked_option(self.ev_option, self.key)
+        set_field(self, "ev_option", EmbeddingVariableOption() if option is None else option)
+
+    @property
+    def num_buckets(self) -> int:
+        """Refuse: a table that grows has no number of rows."""
+        raise ValueError(
+            f"column {self.key!r}: must have a number of buckets here, got the keys of a table that grows: use "
+            "categorical_column_with_hash_bucket, or its embedding_column"
+        )
 
 
 class VocabularyColumn(LeafColumn):
@@ -274,6 +300,43 @@ def categorical_column_with_hash_bucket(
         KeyedJaggedTensor({'color': [[704], [], [910]]})
     """
     return HashedCategoricalColumn(key, hash_bucket_size, dtype)
+
+
+def categorical_column_with_embedding(
+    key: str, dtype: Any = "string", partition_num: None = None, ev_option: EmbeddingVariableOption | None = None
+) -> EmbeddingCategoricalColumn:
+    """
+    Make a column of keys of any range, whose table grows: an :class:`EmbeddingVariable`.
+
+    Integers are the keys themselves. The key of a string is its hash of 63 bits, that of :func:`to_hash_bucket_fast`
+    with ``2 ** 63 - 1`` buckets. As in other columns, -1 and the empty string are missing where the number of values is
+    fixed. Its table comes from :func:`embedding_column` or from ``linear_columns``; no sequence can have one.
+
+    Args:
+        key: the feature.
+        dtype: the dtype of the feature: ``"string"`` (default), or an integer dtype.
+        partition_num: None. :func:`torchsparse_rec.distributed.shard` splits tables over ranks.
+        ev_option: the filters, evictions and tiers of the table. Default: none of them.
+
+    Raises:
+        ValueError: a key that is empty, a dtype of floats, a ``partition_num``, other options.
+
+    Source: DeepRec's ``categorical_column_with_embedding``.
+
+    Example:
+        >>> from torchsparse_rec.features import *
+        >>> item = categorical_column_with_embedding("item", "int64")
+        >>> transform = FeatureTransform([embedding_column(item, 8)])
+        >>> transform({"item": [10**12, -1, 7]}).sparse
+        KeyedJaggedTensor({'item': [[1000000000000], [], [7]]})
+        >>> transform.embedding_bag_configs()[0].ev_option.evictions
+        ()
+    """
+    if partition_num is not None:
+        raise ValueError(
+            f"column {key!r}: partition_num must be None, got {partition_num!r}: distributed.shard splits tables"
+        )
+    return EmbeddingCategoricalColumn(key, dtype, EmbeddingVariableOption() if ev_option is None else ev_option)
 
 
 def categorical_column_with_vocabulary_list(

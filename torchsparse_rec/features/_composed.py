@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ._base import CategoricalColumn, DenseColumn, check_count, check_key, dtype_name
 from ._categorical import HashedCategoricalColumn
+from ._growing import growing_option
 from ._plain import make_fields_plain, set_field
 
 
@@ -139,6 +140,11 @@ class IndicatorColumn(DenseColumn):
 
     def __post_init__(self) -> None:
         check_categorical("indicator_column", self.categorical_column)
+        if growing_option(self.categorical_column) is not None:
+            raise ValueError(
+                "indicator_column: categorical_column must have a number of buckets, got the keys of a table that "
+                f"grows, {self.categorical_column.name!r}: use its embedding_column"
+            )
 
     @property
     def name(self) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .._reduction import COMBINERS
 from ..typing import Combiner
+from ..variable import EmbeddingVariableOption
 from ._base import CategoricalColumn, Column, check_count, check_key
 from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn, check_categorical
 from ._functions import as_initializer
+from ._growing import checked_option, growing_option
 from ._plain import make_fields_plain, set_field
 
 Initializer = Callable[[Tensor], Any]
@@ -30,6 +32,7 @@ class EmbeddingColumn(Column):
     initializer: Initializer | None = None
     max_norm: float | None = None
     trainable: bool = True
+    ev_option: EmbeddingVariableOption | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         _check_table(self, "embedding_column")
@@ -47,9 +50,9 @@ class EmbeddingColumn(Column):
     @classmethod
     def _from_fields(cls, values: dict[str, Any]) -> Any:
         # Fields that only TensorFlow has: the checkpoint of an estimator, and a choice of lookups.
-        for field in ("ckpt_to_load_from", "tensor_name_in_ckpt"):
-            if values.pop(field, None) is not None:
-                raise ValueError(f"EmbeddingColumn: {field} must be None: load the table's weights instead")
+        for name in ("ckpt_to_load_from", "tensor_name_in_ckpt"):
+            if values.pop(name, None) is not None:
+                raise ValueError(f"EmbeddingColumn: {name} must be None: load the table's weights instead")
         values.pop("use_safe_embedding_lookup", None)
         return super()._from_fields(values)
 
@@ -67,6 +70,7 @@ class SharedEmbeddingColumn(Column):
     shared_embedding_collection_name: str = ""
     max_norm: float | None = None
     trainable: bool = True
+    ev_option: EmbeddingVariableOption | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         _check_table(self, "shared_embeddings")
@@ -91,6 +95,7 @@ def embedding_column(
     *,
     max_norm: float | None = None,
     trainable: bool = True,
+    ev_option: EmbeddingVariableOption | None = None,
 ) -> EmbeddingColumn:
     """
     Make a column of ids with a table of their own, see :meth:`FeatureTransform.embedding_bag_configs`.
@@ -103,9 +108,12 @@ def embedding_column(
             tensor, which cannot be written as a configuration. Default: ``TruncatedNormal(std=1 / sqrt(dimension))``.
         max_norm: the norm to which a lookup scales longer rows down, see :class:`EmbeddingBagConfig`. Default: none.
         trainable: whether the table is trained; see :meth:`FeatureTransform.freeze`. Default True.
+        ev_option: options that make the table an :class:`EmbeddingVariable`, which has a row for each id that has come.
+            Default: those of :func:`categorical_column_with_embedding`; for other columns a table of fixed size.
 
     Raises:
-        ValueError: for arguments that TensorFlow refuses too, and for an unknown combiner.
+        ValueError: for arguments that TensorFlow refuses too, for an unknown combiner, and for a sequence whose table
+            would grow.
 
     Source: ``tf.feature_column.embedding_column``.
 
@@ -115,7 +123,7 @@ def embedding_column(
         >>> [(table.name, table.num_embeddings) for table in transform.embedding_bag_configs()]
         [('user_embedding', 943)]
     """
-    return EmbeddingColumn(categorical_column, dimension, combiner, initializer, max_norm, trainable)
+    return EmbeddingColumn(categorical_column, dimension, combiner, initializer, max_norm, trainable, ev_option)
 
 
 def shared_embeddings(
@@ -127,6 +135,7 @@ def shared_embeddings(
     *,
     max_norm: float | None = None,
     trainable: bool = True,
+    ev_option: EmbeddingVariableOption | None = None,
 ) -> list[SharedEmbeddingColumn]:
     """
     Make several columns of ids that share one table.
@@ -143,6 +152,7 @@ def shared_embeddings(
             ``shared_embedding``, with ``_`` between them.
         max_norm: the argument of :func:`embedding_column`.
         trainable: the argument of :func:`embedding_column`.
+        ev_option: the argument of :func:`embedding_column`.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -171,15 +181,23 @@ def shared_embeddings(
             )
     first = _plain_column(ordered[0])
     for column in ordered[1:]:
-        if type(_plain_column(column)) is not type(first) or column.num_buckets != ordered[0].num_buckets:
+        if type(_plain_column(column)) is not type(first) or not _same_ids(column, ordered[0]):
             raise ValueError(
                 "shared_embeddings: categorical_columns must be of one kind with the same num_buckets, got "
                 f"{ordered[0]!r} and {column!r}"
             )
     name = shared_embedding_collection_name or "_".join(column.name for column in ordered) + "_shared_embedding"
     return [
-        SharedEmbeddingColumn(column, dimension, combiner, initializer, name, max_norm, trainable) for column in columns
+        SharedEmbeddingColumn(column, dimension, combiner, initializer, name, max_norm, trainable, ev_option)
+        for column in columns
     ]
+
+
+def _same_ids(column: CategoricalColumn, other: CategoricalColumn) -> bool:
+    """Say whether two columns of one kind have their ids from one range."""
+    if growing_option(column) is not None:
+        return growing_option(column) == growing_option(other)
+    return column.num_buckets == other.num_buckets
 
 
 def _plain_column(column: CategoricalColumn) -> CategoricalColumn:
@@ -197,4 +215,17 @@ def _check_table(column: Any, function: str) -> None:
         raise ValueError(f"{function} {name!r}: combiner must be one of {tuple(COMBINERS)}, got {column.combiner!r}")
     if column.max_norm is not None and not (isinstance(column.max_norm, (int, float)) and column.max_norm > 0):
         raise ValueError(f"{function} {name!r}: max_norm must be above 0, got {column.max_norm!r}")
-    set_field(column, "initializer", as_initializer(column.initializer, column.dimension))
+    set_field(column, "ev_option", checked_option(column.ev_option, name))
+    option = growing_option(column)
+    if option is None or option.init_option.initializer is None:
+        set_field(column, "initializer", as_initializer(column.initializer, column.dimension))
+    elif column.initializer is not None:
+        raise ValueError(
+            f"{function} {name!r}: initializer must be None where ev_option.init_option has one, got "
+            f"{column.initializer!r}"
+        )
+    if isinstance(column.categorical_column, SequenceCategoricalColumn) and option is not None:
+        raise ValueError(
+            f"{function} {name!r}: ev_option must be None for a sequence, as its missing steps need a row of zeros, "
+            "which a table that grows has not: use a column that is no sequence"
+        )

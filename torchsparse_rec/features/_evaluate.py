@@ -13,6 +13,7 @@ from ..jagged import JaggedTensor
 from ..ops.hash_cross import DEFAULT_HASH_KEY
 from ._base import CategoricalColumn
 from ._categorical import (
+    EmbeddingCategoricalColumn,
     HashedCategoricalColumn,
     IdentityCategoricalColumn,
     VocabularyColumn,
@@ -24,6 +25,9 @@ from ._numeric import BucketizedColumn, NumericColumn, SequenceNumericColumn
 from .inputs import RawBatch
 from .raw import Raw, Strings
 from .vocabulary import Vocabulary, hashed, oov_ids
+
+#: The buckets of the hashes that are the keys of strings.
+_MOST_KEYS = 2**63 - 1
 
 
 class Evaluation:
@@ -58,7 +62,7 @@ class Evaluation:
             [(raw.width, raw.offsets)],
             self.present(raw),
             prune=prunes(column) and (self.drops_missing or isinstance(column, VocabularyColumn)),
-            borrowed=isinstance(column, IdentityCategoricalColumn),
+            borrowed=isinstance(column, (IdentityCategoricalColumn, EmbeddingCategoricalColumn)),
             places=raw.places,
         )
 
@@ -82,6 +86,8 @@ class Evaluation:
         raw = self.batch.raw(column.key, column.name)
         wanted = "string" if getattr(column, "dtype", "int64") == "string" else "integer"
         if raw.kind == wanted:
+            if isinstance(column, EmbeddingCategoricalColumn):
+                _check_keys(column.name, raw.values)
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"
@@ -92,6 +98,8 @@ class Evaluation:
         """Return the ids, int64, that an identity, hashed or vocabulary column gives to values."""
         if isinstance(column, HashedCategoricalColumn):
             return hashed(values, column.hash_bucket_size)
+        if isinstance(column, EmbeddingCategoricalColumn):
+            return hashed(values, _MOST_KEYS) if isinstance(values, Strings) else values.to(torch.int64)
         if isinstance(column, VocabularyColumn):
             lookup = self._lookups[column]
             assert isinstance(lookup, Vocabulary)
@@ -244,6 +252,19 @@ class Evaluation:
         # One more place, for ids that do not count. Sums are in the order of the ids, on every device.
         sums = ops.unsorted_segment_sum(weights.to(torch.float32), places, ids.batch * width + 1)
         return sums[:-1].reshape(ids.batch, width)
+
+
+def _check_keys(name: str, keys: Tensor | Strings) -> None:
+    """Raise ``ValueError`` for keys that int64 cannot hold. They wait for a GPU, as nothing but uint64 has such."""
+    if isinstance(keys, Tensor) and keys.dtype == torch.uint64:
+        beyond = (keys.view(torch.int64) < 0).nonzero()
+        if len(beyond):
+            place = int(beyond[0, 0])
+            key = int(keys.view(torch.int64)[place]) % 2**64
+            raise ValueError(
+                f"column {name!r}: keys must be below 2 ** 63, got {key} at value {place}: view them as "
+                "int64, whose negative numbers are keys too"
+            )
 
 
 def with_default(column: Any, ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..jagged import KeyedJaggedTensor
 from ..ops.hash import column_ids
-from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
+from ._categorical import EmbeddingCategoricalColumn, HashedCategoricalColumn, IdentityCategoricalColumn
 from ._evaluate import Evaluation, prunes, with_default
 from ._ids import Assembler, ColumnIds, RowLayout, is_cheap_to_ask
 from ._tables import Feature
@@ -65,7 +65,8 @@ class Group:
         raws = [evaluation.raw_for(feature.column) for feature in self.features]
         missing = [_missing(x.column, raw, drops) for x, raw in zip(self.features, raws, strict=True)]
         schema = _Schema(raws[0].batch, [(raw.width, raw.offsets) for raw in raws], missing)
-        if given is not None and all(x.device == batch.device for x in given):
+        # Keys of uint64 are checked in each batch.
+        if given is not None and all(x.device == batch.device and x.dtype != torch.uint64 for x in given):
             schema.facts = facts
             self._known = schema
         values: list[Any] = [raw.values for raw in raws]
@@ -83,7 +84,7 @@ def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
 
 def _kind(column: Any) -> tuple | None:
     """Return the properties that columns of one group share; None: the column is a group by itself."""
-    if isinstance(column, HashedCategoricalColumn) and column.dtype != "string":
+    if isinstance(column, (HashedCategoricalColumn, EmbeddingCategoricalColumn)) and column.dtype != "string":
         return (None,)
     if isinstance(column, IdentityCategoricalColumn):
         return (None,) if column.default_value is None else (column.num_buckets, column.default_value)

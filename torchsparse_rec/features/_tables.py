@@ -10,6 +10,7 @@ from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig, embedding_names_by
 from ._base import CategoricalColumn, Column, DenseColumn
 from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn
 from ._embedding import EmbeddingColumn, SharedEmbeddingColumn
+from ._growing import first_rows, growing_option
 
 
 class Feature(NamedTuple):
@@ -121,26 +122,28 @@ class ColumnTables:
         """Return the configs of the linear columns' tables, which have one number per id."""
         return [
             EmbeddingBagConfig(
-                column.num_buckets,
+                first_rows(column, growing_option(column)),
                 1,
                 name=_dotless(f"{column.name}_weights"),
                 feature_names=[self._keys[kind, column, _drops(column, self._linear_combiner)]],
                 pooling=self._linear_combiner,
                 init_fn=Constant(0.0),
+                ev_option=growing_option(column),
             )
             for column in self._linear
             if _kind(column) == kind
         ]
 
     def _arguments(self, name: str, sharing: list[Any], kind: str) -> dict[str, Any]:
-        first = sharing[0]
+        first, option = sharing[0], growing_option(sharing[0])
         return {
-            "num_embeddings": first.categorical_column.num_buckets,
+            "num_embeddings": first_rows(first.categorical_column, option),
             "embedding_dim": first.dimension,
             "name": _dotless(name),
             "feature_names": [self._key_of(kind, x) for x in sharing],
             "init_fn": first.initializer,
             "max_norm": first.max_norm,
+            "ev_option": option,
         }
 
 
@@ -188,12 +191,20 @@ def _drops(column: CategoricalColumn, combiner: str) -> bool:
     return isinstance(column, WeightedCategoricalColumn) and combiner != "sum"
 
 
+def _described(embedding: Any, field: str) -> Any:
+    """Return what a column says of its table; its ``num_buckets`` is None if ids are keys of any range."""
+    if field == "ev_option":
+        return growing_option(embedding)
+    if field != "num_buckets":
+        return getattr(embedding, field)
+    ids = embedding.categorical_column
+    return ids.num_buckets if growing_option(ids) is None else None
+
+
 def _check_sharing(name: str, sharing: list[Any]) -> None:
     """Raise ``ValueError`` unless all columns of a table describe it in the same way."""
     for column in sharing[1:]:
-        for field in ("num_buckets", "dimension", "combiner", "initializer", "max_norm", "trainable"):
-            others, mine = (
-                getattr(x.categorical_column if field == "num_buckets" else x, field) for x in (sharing[0], column)
-            )
+        for field in ("num_buckets", "dimension", "combiner", "initializer", "max_norm", "trainable", "ev_option"):
+            others, mine = (_described(x, field) for x in (sharing[0], column))
             if mine != others:
                 raise ValueError(f"table {name!r}: its columns must have the same {field}, got {others} and {mine}")

@@ -37,32 +37,7 @@ _DTYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16,
 
 @dataclass
 class BaseEmbeddingConfig:
-    """
-    The description of one table of a collection.
-
-    Args:
-        num_embeddings: rows of the table.
-        embedding_dim: elements of a row, at least 1.
-        name: the table's key in the ``state_dict``: without a dot, and distinct in a collection.
-        data_type: the type of the elements: a torch.dtype, TorchRec's DataType, or the value of one, ``"FP32"`` (the
-            default), ``"FP16"``, ``"BF16"`` or ``"FP64"``.
-        feature_names: the features that look up the table, at least one.
-        weight_init_max: the upper bound of the rows, which start uniformly distributed. Default
-            ``1 / sqrt(num_embeddings)``.
-        weight_init_min: their lower bound. Default ``-1 / sqrt(num_embeddings)``.
-        init_fn: a function that is given the table and initialises it instead.
-        padding_idx: a row that counts in no bag and gets no gradient. Default: none. (Not in TorchRec.)
-        ev_option: options that make the table an :class:`EmbeddingVariable`, which takes keys of any range:
-            ``num_embeddings`` is then its first number of rows. Default: a table of fixed size. (Not in TorchRec.)
-        initializer: the initial values of rows with ``ev_option``, as for :class:`EmbeddingVariable`. Default: by
-            ``weight_init_max`` and ``weight_init_min`` or ``init_fn``.
-        max_norm: the largest norm with which a row counts. A longer row is clipped in reading, before it is pooled, and
-            the derivative goes through the clipping. The table stays unchanged, unlike in ``torch.nn.Embedding``. It
-            takes memory for a row for each id, pooling waits for a CUDA device, and ``torch.compile`` breaks the graph
-            there. Default: none. (Not in TorchRec.)
-
-    Source: ``torchrec.modules.embedding_configs``.
-    """
+    """What a table has in both kinds of collections; :class:`EmbeddingBagConfig` describes the fields."""
 
     num_embeddings: int
     embedding_dim: int
@@ -96,8 +71,27 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     A table whose lookups are pooled.
 
     Args:
+        num_embeddings: rows of the table.
+        embedding_dim: elements of a row, at least 1.
+        name: the table's key in the ``state_dict``: without a dot, and distinct in a collection.
+        data_type: the type of the elements: a torch.dtype, TorchRec's DataType, or the value of one, ``"FP32"`` (the
+            default), ``"FP16"``, ``"BF16"`` or ``"FP64"``.
+        feature_names: the features that look up the table, at least one.
+        weight_init_max: the upper bound of the rows, which start uniformly distributed. Default
+            ``1 / sqrt(num_embeddings)``.
+        weight_init_min: their lower bound. Default ``-1 / sqrt(num_embeddings)``.
+        init_fn: a function that is given the table and initialises it instead.
+        padding_idx: a row that counts in no bag and gets no gradient. Default: none. (Not in TorchRec.)
+        ev_option: options that make the table an :class:`EmbeddingVariable`, which takes keys of any range:
+            ``num_embeddings`` is then its first number of rows. Default: a table of fixed size. (Not in TorchRec.)
+        initializer: the initial values of rows with ``ev_option``, as for :class:`EmbeddingVariable`. Default: by
+            ``weight_init_max`` and ``weight_init_min`` or ``init_fn``.
+        max_norm: the largest norm with which a row counts. A longer row is clipped in reading, before it is pooled, and
+            the derivative goes through the clipping. The table stays unchanged, unlike in ``torch.nn.Embedding``. It
+            takes memory for a row for each id, pooling waits for a CUDA device, and ``torch.compile`` breaks the graph
+            there. Default: none. (Not in TorchRec.)
         pooling: a :class:`PoolingType`, TorchRec's, or its name in any case: ``"sum"`` (the default), ``"mean"``,
-            ``"sqrtn"`` or ``"max"``. All other arguments: as for :class:`BaseEmbeddingConfig`.
+            ``"sqrtn"`` or ``"max"``.
 
     Source: ``torchrec.modules.embedding_configs.EmbeddingBagConfig``.
 
@@ -117,7 +111,7 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """
     A table whose lookups are not pooled: one row per id.
 
-    Args: as for :class:`BaseEmbeddingConfig`.
+    Args: those of :class:`EmbeddingBagConfig`, without ``pooling``.
 
     Source: ``torchrec.modules.embedding_configs.EmbeddingConfig``.
 

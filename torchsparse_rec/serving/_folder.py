@@ -168,6 +168,9 @@ class ServedModel:
         """Call the newest version of the model."""
         return self.model(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"ServedModel({os.path.dirname(self._path)!r}, version={self.version})"
+
     @property
     def model(self) -> Module:
         """The newest version of the module, in eval mode, with parameters that require no gradient."""
