@@ -90,7 +90,8 @@ myst_heading_anchors = 3
 # A link is broken if nothing answers to it: with -W that is an error, in pages and in docstrings.
 nitpicky = True
 # Other programs' names have no page here.
-nitpick_ignore_regex = [("py:.*", name) for name in (r"torch\..*", r"tf\..*", r"tensorflow\..*", r"numpy\..*")]
+_OTHERS = ("torch", "tf", "tensorflow", "numpy", "keras", "pathlib")
+nitpick_ignore_regex = [("py:.*", rf"{name}\..*") for name in _OTHERS]
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -206,7 +207,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"].lstrip(".")
-    is_type = "refexplicit" not in node
+    is_type = "refexplicit" not in node or "._" in target
     last = target.rsplit(".", 1)[-1]
     for name, found in shown_names(env).get(last, ()):
         if is_type or name.endswith(f".{target}"):

@@ -12,7 +12,7 @@ from devices import cpu_only
 from nn.cases import squares, train_squares, train_step
 from torch import Tensor
 
-from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim
+from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim, variable
 from torchsparse_rec.nn.configs import PoolingType
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -236,6 +236,10 @@ def test_bad_tables_are_refused() -> None:
         ([config("a", 2, 2, ["f"]), config("a", 2, 2, ["g"])], r"tables\[1\].name must be distinct"),
         ([config("a", 2, 2, [])], r"tables\[0\].feature_names"),
         ([config("a", 0, 2, ["f"])], r"tables\[0\].num_embeddings must be at least 1, got 0"),
+        (
+            [config("a", 2**40, 2, ["f"], ev_option=variable.EmbeddingVariableOption())],
+            r"num_embeddings must be .* for table 'a': .* its capacity",
+        ),
         ([config("a", 2, 2, ["f"], padding_idx=2)], r"tables\[0\].padding_idx must be None or in \[-2, 2\), got 2"),
         ([config("a", 2, 2, ["f"], data_type="INT8")], "data_type must be"),
     ):

@@ -224,8 +224,8 @@ def convert(
     Args:
         sources: a file, or several with the same columns that are read in order.
         target: the file to be written.
-        source_format, target_format: the formats, each one of :data:`FORMATS`. Default None: by the suffix. TFRecord
-            files whose records are batches are ``"tfrecord-prebatched"``, which has no suffix.
+        source_format, target_format: the names of the formats, as ``--from`` takes them. Default None: by the suffix.
+            TFRecord files whose records are batches are ``"tfrecord-prebatched"``, which has no suffix.
         batch_size: rows of a batch, for prebatched files. Default 16,384.
         columns: the names of the columns to convert, in this order. Default None: all.
         types: Arrow's types by column name, for the formats that do not store types: CSV and TFRecord.

@@ -38,8 +38,8 @@ class DeviceLoader:
     or half a second if Ctrl-C has ended the program.
 
     Args:
-        loader: an iterable of batches: tensors, :class:`~torchsparse_rec.JaggedTensor`,
-            :class:`~torchsparse_rec.KeyedJaggedTensor`, other objects with ``to`` and ``pin_memory``, and dicts, lists
+        loader: an iterable of batches: tensors, :class:`JaggedTensor`,
+            :class:`KeyedJaggedTensor`, other objects with ``to`` and ``pin_memory``, and dicts, lists
             and tuples of them. Other leaves, such as pyarrow arrays, pass unchanged.
         device: the device to which batches are copied.
         depth: the number of batches that are kept ready, at least 1. Default 2.

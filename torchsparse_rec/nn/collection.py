@@ -269,7 +269,7 @@ class Collection(HasGradMode):
             plan: the lookups; no two have the same ids if tables grow.
             tables: the tables' numbers in the collection.
             ids: the ids of the lookups.
-            occurrences: the occurrences of ids without offsets in tables that grow, see :func:`rows_of_keys`.
+            occurrences: the occurrences of ids without offsets in tables that grow, see ``rows_of_keys``.
         """
         growing = {k: self._growing[table] for k, table in enumerate(tables) if table in self._growing}
         if growing:
@@ -407,6 +407,11 @@ def _check_configs(owner: str, configs: Sequence[Any]) -> None:
             if getattr(config, what) < 1:
                 raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
         padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
+        if getattr(config, "ev_option", None) is not None and rows >= 2**31:
+            raise ValueError(
+                f"{owner}: tables[{k}].num_embeddings must be below 2 ** 31 with ev_option, got {rows} for table "
+                f"{config.name!r}: it is the rows that the table starts with, its capacity, and keys may have any value"
+            )
         if padding is not None and getattr(config, "ev_option", None) is not None:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
         if padding is not None and not -rows <= padding < rows:

@@ -131,7 +131,7 @@ class EmbeddingBagCollection(Collection):
         return x, places, Ids(x.values(), x.offsets(), weights, bags, side_by_side)
 
     def output_of(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> KeyedTensor:
-        """Return the module's output, made of what :meth:`_looked_up` returns."""
+        """Return the module's output, made of what ``_looked_up`` returns."""
         if ids.side_by_side:
             if result.shape[1] != self._width:
                 raise RuntimeError(
@@ -216,7 +216,7 @@ class EmbeddingCollection(Collection):
         return x, self._places(x), Ids(x.values(), None, None, x.length_per_key(), False)
 
     def output_of(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> dict[str, JaggedTensor]:
-        """Return the module's output, made of what :meth:`_looked_up` returns."""
+        """Return the module's output, made of what ``_looked_up`` returns."""
         place, by_feature = x.index_per_key(), x.to_dict()
         sizes = [
             ids.bags[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)

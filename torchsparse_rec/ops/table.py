@@ -101,7 +101,8 @@ def table_find_or_insert_(
         count: whether every occurrence adds one to its row's frequency. Default False.
 
     Returns:
-        A tuple ``(rows, born)``, see :class:`InsertedRows`.
+        A tuple ``(rows, born)``, ``[N]`` int64 each: the row of each key, -1 where it is missing and was not inserted;
+        and the inserted row at each position that inserted its key, elsewhere -1.
 
     Raises:
         ValueError: wrong shapes, dtypes, layouts or counters; tensors that share memory.
@@ -148,7 +149,8 @@ def tables_find_or_insert_(
         count: the argument of :func:`table_find_or_insert_`.
 
     Returns:
-        A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts ``rows`` has the ids, and ``born`` -1.
+        A tuple ``(rows, born)``, as of :func:`table_find_or_insert_`; outside of all parts ``rows`` has the ids, and
+        ``born`` -1.
 
     Raises:
         ValueError: wrong shapes, dtypes, layouts or counters; ``begins`` and ``ends`` that are no ascending

@@ -43,7 +43,7 @@ class RowOptimizer(Groups):
     An optimizer that steps tables by rows, and everything else as torch does.
 
     A subclass defines its rule (:meth:`rule`), and names after this class the optimizer of torch that it extends;
-    where torch has none, it overrides :meth:`_dense_step`.
+    where torch has none, it overrides ``_dense_step``.
     """
 
     # States with one value per row; the others have the parameter's shape.

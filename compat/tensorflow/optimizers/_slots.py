@@ -35,7 +35,7 @@ def import_slots(
     have a number. The parameters themselves are not taken over: copy them as for any model.
 
     Args:
-        optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
+        optimizer: an optimizer of ``v1`` or ``keras``, or a :class:`.LazyAdam`.
         source: the origin of the slots, one of
 
             - for an optimizer of Keras: the optimizer, a list of its ``variables``, or a mapping of names to arrays in
@@ -103,7 +103,7 @@ def export_slots(
     an optimizer that is built takes them. bfloat16 becomes float32, since numpy does not have it.
 
     Args:
-        optimizer: an optimizer of :mod:`.v1` or ``keras``, or a :class:`.LazyAdam`.
+        optimizer: an optimizer of ``v1`` or ``keras``, or a :class:`.LazyAdam`.
         variables: the names of the parameters, in their order: names, paths or TensorFlow's variables; by default
             ``variable_0``, ``variable_1``, ...
         transposed: the argument of :func:`import_slots`.
