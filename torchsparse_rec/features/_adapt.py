@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._foreign import batches_of
 from ._base import Column
 from ._categorical import VocabularyListCategoricalColumn
 from ._functions import Standardize
@@ -37,7 +38,7 @@ def adapted(
                 "one pass: adapt the numeric column first, or bucketize the raw numbers"
             )
     seen = 0
-    for batch in batches:
+    for batch in batches_of(batches, "FeatureTransform.adapt"):
         seen += 1
         raws = RawBatch(batch, _CPU)
         for collector in waiting.values():
@@ -56,8 +57,9 @@ class _Words:
 
     def add(self, batch: RawBatch) -> None:
         column = self._column
-        raw = batch.raw(column.key, column.name)
         wanted = "string" if column.dtype == "string" else "integer"
+        raw = batch.raw(column.key, column.name)
+        raw = raw.of_strings() if wanted == "string" else raw
         if raw.is_all_null():
             return
         if raw.kind != wanted:
