@@ -53,7 +53,7 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
             "column 'x': normalizer_fn must have its mean and variance, got Standardize(mean=None",
         ),
         (
-            lambda: numeric("x", normalizer_fn=features.Compose((features.Standardize(),))),
+            lambda: numeric("x", normalizer_fn=features.Compose(*[features.Standardize()] * 2)),
             "column 'x': normalizer_fn must have its mean and variance, got Compose(",
         ),
         (
