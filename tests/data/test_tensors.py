@@ -213,7 +213,7 @@ def test_types_without_tensors(column):
 
 
 def test_wrong_batches():
-    with pytest.raises(TypeError, match="batch must be a pyarrow.RecordBatch, got dict"):
+    with pytest.raises(TypeError, match="batch must be a pyarrow.RecordBatch or a frame, got dict"):
         to_tensors({"x": [1]})
     twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(ValueError, match="distinct names, got 'x' twice"):
@@ -263,7 +263,7 @@ def test_jagged_vectors_and_lengths():
     ("columns", "error", "text"),
     [
         ({}, ValueError, "columns must have at least one column"),
-        ([1], TypeError, "columns must be a mapping, got list"),
+        ([1], TypeError, "columns must be a mapping or a frame, got list"),
         ({"x": torch.tensor(1)}, ValueError, "column 'x' must have rank >= 1, got a scalar"),
         ({"x": torch.ones(2), "y": torch.ones(3)}, ValueError, "one number of rows, got 2 in 'x' and 3 in 'y'"),
         ({"x": torch.ones(2, dtype=torch.bfloat16)}, ValueError, "column 'x' has no Arrow type for torch.bfloat16"),

@@ -157,3 +157,52 @@ def test_a_state_that_is_none_changes_nothing(how):
     with pytest.raises(ValueError):
         transform.set_extra_state({"adapted": its})
     assert transform.columns == columns
+
+
+def test_adapt_looks_through_compose():
+    """Find mean and variance of what the normalizers before return: NaN that is filled counts, a null never does."""
+    chain = features.Compose(features.FillNaN(0), features.Compose(features.Log(), features.Standardize()))
+    own = features.Compose(lambda x: x * 2, features.Standardize(), features.Clip(-1, 1))
+    bare = features.numeric_column("bare", normalizer_fn=features.Standardize())
+    filled = features.numeric_column("filled", normalizer_fn=features.FillNaN(-5))
+
+    def fresh(*more):
+        columns = [features.numeric_column(name, normalizer_fn=x) for name, x in (("chain", chain), ("own", own))]
+        return FeatureTransform([*columns, bare, features.bucketized_column(filled, num_bins=2), *more])
+
+    x = [float("nan"), 0.0, 3.0, 3.0]
+    batch = {"chain": x, "own": [1.0, 2.0, 3.0, 4.0], "bare": x, "filled": x}
+    transform = fresh().adapt([batch, {**batch, "chain": [None, None, 0.0, 3.0]}])
+    logs = np.log1p(np.array([0, 0, 3, 3, 0, 3], np.float32))
+    (standardize,) = (part for part in transform.columns[0].normalizer_fn.normalizers[1].normalizers[1:])
+    assert standardize.mean == pytest.approx([logs.mean()]) and standardize.variance == pytest.approx([logs.var()])
+    assert transform.columns[1].normalizer_fn.normalizers[1] == features.Standardize((5.0,), (5.0,))
+    assert transform.columns[2].normalizer_fn == features.Standardize((2.0,), (2.0,))
+    assert transform.columns[3].boundaries == fresh().adapt([{**batch, "filled": [-5.0, *x[1:]]}]).columns[3].boundaries
+    dense = transform(batch)
+    again = fresh()
+    again.load_state_dict(saved(transform.state_dict(), weights_only=True))
+    assert again.columns[0] == transform.columns[0]
+    assert torch.allclose(again(batch).dense, dense.dense, equal_nan=True)
+    config = json.loads(json.dumps(transform.columns[0].to_config()))
+    assert features.column_from_config(config) == transform.columns[0]
+    state = transform.get_extra_state()
+    state["adapted"][0]["standardizers"] = []
+    with pytest.raises(ValueError, match="a state must have 1 means of column 'chain', got 0"):
+        fresh().set_extra_state(state)
+    # Of a Compose that was complete, states had nothing before.
+    state["adapted"] = transform.get_extra_state()["adapted"][2:]
+    transform.set_extra_state(state)
+    with pytest.raises(ValueError, match="a state must be of the columns that adapt"):
+        fresh().set_extra_state(state)
+
+
+def test_normalizers_of_nan():
+    x = torch.tensor([float("nan"), 5.0, float("inf")], dtype=torch.float64)
+    assert features.FillNaN(1)(x).tolist() == [1.0, 5.0, float("inf")] and x[0].isnan()
+    assert features.FillNaN(1)(torch.tensor([7])).tolist() == [7]
+    clip, log = features.Clip(0), features.Log()
+    assert features.Compose(clip, log) == features.Compose((clip, log)) == features.Compose(normalizers=[clip, log])
+    for wrong in (float("nan"), None, "0"):
+        with pytest.raises(ValueError, match=f"FillNaN: value must be a number, got {wrong!r}"):
+            features.FillNaN(wrong)

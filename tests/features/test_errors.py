@@ -53,7 +53,7 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
             "column 'x': normalizer_fn must have its mean and variance, got Standardize(mean=None",
         ),
         (
-            lambda: numeric("x", normalizer_fn=features.Compose((features.Standardize(),))),
+            lambda: numeric("x", normalizer_fn=features.Compose(*[features.Standardize()] * 2)),
             "column 'x': normalizer_fn must have its mean and variance, got Compose(",
         ),
         (
@@ -165,7 +165,7 @@ def test_columns_refuse(make, message):
 @pytest.mark.parametrize(
     ("columns", "batch", "message"),
     [
-        ([IDENTITY], [1], "columns, such as dict(frame), or a pyarrow RecordBatch, got list"),
+        ([IDENTITY], [1], "a frame or a batch of Arrow's, such as pyarrow's RecordBatch, got list"),
         ([IDENTITY], {"y": [1]}, "batch must have every feature, got none named 'x': ['y']"),
         ([WEIGHTED], {"x": [1]}, "none named 'w', which column 'x_weighted_by_w' reads: ['x']"),
         ([IDENTITY], {"x": 3}, "column 'x': must be a tensor, a numpy array"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._interrupt import run_command
 from .._progress import progress_bar
-from ._arrow import arrow
+from ._types import arrow_types
 from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
 from .errors import DataError
 from .prebatched import PrebatchedDataset
@@ -30,25 +30,18 @@ def parse_columns(text: str) -> tuple[list[str], dict[str, Any]]:
         (['label', 'topics', 'city'],
          {'label': DataType(int64), 'topics': FixedSizeListType(fixed_size_list<item: int64>[10])})
     """
-    pa = arrow("convert")
     names: list[str] = []
-    types: dict[str, Any] = {}
+    types: dict[str, str] = {}
     for item in text.split(","):
-        match = re.fullmatch(r"([^:]+)(?::(\w+)(?:\[(\d*)\])?)?", item.strip())
+        match = re.fullmatch(r"([^:]+)(?::(\w+(?:\[\d*\])?))?", item.strip())
         if match is None or match[1] in names:
             raise ValueError(
                 f"--columns must be distinct names, or name:type, name:type[] or name:type[10], got {item!r}"
             )
-        name, kind, size = match.groups()
-        names.append(name)
-        if kind is None:
-            continue
-        try:
-            value = pa.type_for_alias(kind)
-        except ValueError:
-            raise ValueError(f"--columns: Arrow has no type {kind!r}, for column {name!r}") from None
-        types[name] = value if size is None else pa.list_(value, int(size) if size else -1)
-    return names, types
+        names.append(match[1])
+        if match[2] is not None:
+            types[match[1]] = match[2]
+    return names, arrow_types("--columns", types)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ._arrow import arrow
 
 # Signed, since torch indexes with them; uint64 only for values beyond int64.
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint64")
+
+
+def arrow_types(owner: str, types: Mapping[str, Any] | None) -> dict[str, Any]:
+    """
+    Return Arrow's types by column, where names such as ``"int64"``, ``"int64[]"`` and ``"int64[10]"`` stand for types.
+
+    Raises:
+        ValueError: a name of no type; it begins with the owner.
+    """
+    pa, found = arrow("a reader"), {}
+    for name, kind in (types or {}).items():
+        if isinstance(kind, str):
+            match = re.fullmatch(r"(\w+)(?:\[(\d*)\])?", kind.strip())
+            try:
+                value = pa.type_for_alias(match[1] if match else kind)
+            except ValueError:
+                raise ValueError(f"{owner}: Arrow has no type {kind!r}, for column {name!r}") from None
+            size = match[2] if match else None
+            kind = value if size is None else pa.list_(value, int(size) if size else -1)
+        found[name] = kind
+    return found
 
 
 def leaf(kind: Any) -> Any:

@@ -16,7 +16,7 @@ from ..typing import FileFormat, RecordCompression
 from ._arrow import arrow
 from ._rows import path_list, rebatched
 from ._text import COMPRESSIONS, plain_suffix
-from ._types import leaf
+from ._types import arrow_types, leaf
 from .criteo import read_criteo, write_criteo
 from .csv import read_csv, write_csv
 from .movielens import read_movielens, write_movielens
@@ -228,7 +228,7 @@ def convert(
             TFRecord files whose records are batches are ``"tfrecord-prebatched"``, which has no suffix.
         batch_size: rows of a batch, for prebatched files. Default 16,384.
         columns: the names of the columns to convert, in this order. Default None: all.
-        types: Arrow's types by column name, for the formats that do not store types: CSV and TFRecord.
+        types: Arrow's types or their names, by column, for the formats that do not store types: CSV and TFRecord.
         compression: the compression of the target: None or ``"zstd"`` for a prebatched file; any that Parquet has, by
             default ``"zstd"``, for a Parquet file. Text formats are compressed if the target ends in ``.gz``, ``.bz2``
             or ``.zst``, TFRecord if it ends in ``.gz``.
@@ -260,7 +260,8 @@ def convert(
             raise ValueError(f"target must not be one of the sources, got {os.fspath(target)}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    options = Options(batch_size, None if columns is None else list(columns), types or {}, compression)
+    kinds = arrow_types("types", types)
+    options = Options(batch_size, None if columns is None else list(columns), kinds, compression)
     to = format_of(target, target_format)
     if prebatched_records:
         if not to.startswith("tfrecord"):

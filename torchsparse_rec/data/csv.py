@@ -1,8 +1,9 @@
-"""CSV files with a header; lists are text with bars between their items."""
+"""CSV files; lists are text with bars between their items."""
 
 from __future__ import annotations
 
 import csv as python_csv
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -12,15 +13,14 @@ import numpy as np
 
 from ..files import PathLike, whole_file
 from ._arrow import arrow
+from ._lists import BAR, checked_split, join_items, split_text
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
 from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, with_names, write_text
-from ._types import is_number, is_text, leaf, with_leaf
+from ._types import arrow_types, is_number, is_text, leaf
 
 if TYPE_CHECKING:
     import pyarrow
 
-#: The separator of the items of a list.
-BAR = "|"
 #: The most names of a header; pyarrow takes some 10 KB for each column.
 MOST_COLUMNS = 1 << 18
 # The most names of a header that an error shows.
@@ -37,11 +37,14 @@ def read_csv(
     *,
     batch_size: int = BATCH_SIZE,
     columns: Sequence[str] | None = None,
-    types: Mapping[str, pyarrow.DataType] | None = None,
+    types: Mapping[str, pyarrow.DataType | str] | None = None,
     delimiter: str = ",",
+    names: Sequence[str] | None = None,
+    null_values: Sequence[str] = (),
+    split: Mapping[str, str] | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
     r"""
-    Read CSV files whose first line names the columns.
+    Read CSV files.
 
     An empty field is a null, ``""`` an empty string. Types that are not given are inferred from the first 16 MiB:
     int64, float64, booleans or strings. A later value that does not fit its column's type is an error. A column with a
@@ -53,16 +56,22 @@ def read_csv(
             in reading.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
         columns: the names of the columns to yield, in this order. Default None: all.
-        types: a mapping from column names to Arrow's types. Lists and fixed-size lists of numbers or strings are read
-            from text such as ``3|1|4``; an empty string is an empty list.
+        types: a mapping from column names to Arrow's types, or their names: ``"float32"``, ``"int64[]"`` for lists,
+            ``"string[3]"`` for lists of three. Lists of numbers or strings are read from text such as ``3|1|4``; an
+            empty string is an empty list.
         delimiter: one ASCII character. Default ``","``.
+        names: the names of the columns of files that have no header. Default None: the first line is the header.
+        null_values: fields without quotes that are nulls besides empty ones, such as ``["NA", "\N"]``.
+        split: a mapping from columns of lists to the text between their items, instead of ``|``. A column without a
+            type becomes lists of strings.
 
     Yields:
         ``pyarrow.RecordBatch``.
 
     Raises:
         ImportError: without pyarrow.
-        ValueError: a delimiter of several characters.
+        ValueError: a delimiter of several characters, a name of no type, names that are there twice, a column that
+            ``names`` lacks, a null value that is no text, or ``split`` of a column whose type is no list.
         DataError: a malformed line, with its number; a line of more than 64 MiB; a header of more than 262,144 names.
             Also a quote that is not closed on its line, an unknown column, and a file with other columns than the
             first. Also a number beyond the range of its float type. In a column without a given type: an integer beyond
@@ -81,8 +90,13 @@ def read_csv(
     files = path_list(paths)
     check_reader("read_csv", files, batch_size, columns)
     _check_delimiter("read_csv", delimiter)
+    if names is not None and (isinstance(names, str) or not names or repeated(names) is not None):
+        raise ValueError(f"read_csv: names must be distinct names, at least one, got {names!r}")
+    if isinstance(null_values, str) or not all(isinstance(text, str) for text in null_values):
+        raise ValueError(f"read_csv: null_values must be texts in a list, got {null_values!r}")
     check_texts(files)
-    reader = _Reader(dict(types or {}), columns, delimiter)
+    kinds, separators = arrow_types("read_csv: types", types), checked_split("read_csv", split)
+    reader = _Reader(kinds, columns, delimiter, names, ["", *null_values], separators)
     return rebatched((batch for path in files for batch in reader.read(path)), batch_size)
 
 
@@ -94,19 +108,36 @@ def _check_delimiter(function: str, delimiter: str) -> None:
 class _Reader:
     """Reads files in order; the first file's columns and types hold for all."""
 
-    def __init__(self, types: dict[str, Any], columns: Sequence[str] | None, delimiter: str) -> None:
+    def __init__(
+        self,
+        types: dict[str, Any],
+        columns: Sequence[str] | None,
+        delimiter: str,
+        names: Sequence[str] | None,
+        nulls: list[str],
+        split: dict[str, str],
+    ) -> None:
         from pyarrow import csv
 
         self.pa, self.csv = arrow("read_csv"), csv
-        self.types, self.columns, self.delimiter = types, columns, delimiter
+        self.types = {**{name: self.pa.list_(self.pa.string()) for name in split}, **types}
+        for name in split:
+            if self.types[name] == leaf(self.types[name]):
+                raise ValueError(f"read_csv: column {name!r} of split must be lists, got types of {self.types[name]}")
+        for name in [*(columns or ()), *self.types]:
+            if names is not None and name not in names:
+                raise ValueError(f"read_csv: names must have every column, got none named {name!r}: {list(names)}")
+        self.columns, self.delimiter, self.names, self.nulls, self.split = columns, delimiter, names, nulls, split
         self.first: tuple[PathLike, list[str]] | None = None
         # The columns whose types are inferred and not strings; None before they are.
         self.inferred: set[str] | None = None
 
     def read(self, path: PathLike) -> Iterator[Any]:
-        names: list[str] = []
+        names = [] if self.names is None else self._known(path, list(self.names))
         for line, block in blocks(path):
-            if line == 1:
+            if line == 1 and self.names is not None:
+                block = block.removeprefix(BOM_UTF8)
+            elif line == 1:
                 end = block.index(b"\n") + 1
                 names = self._header(path, block[:end])
                 line, block = 2, block[end:]
@@ -127,9 +158,14 @@ class _Reader:
             )
         except (UnicodeDecodeError, ValueError, python_csv.Error) as error:
             raise line_error(path, 1, f"expected a header of names: {error}") from None
-        twice, there = repeated(names), set(names)
+        twice = repeated(names)
         if twice is not None:
             raise line_error(path, 1, f"column {twice!r} is there twice")
+        return self._known(path, names)
+
+    def _known(self, path: PathLike, names: list[str]) -> list[str]:
+        """Return the names of a file's columns, which must be those of the first file."""
+        there = set(names)
         if self.first is None:
             for name in [*(self.columns or ()), *self.types]:
                 if name not in there:
@@ -226,7 +262,7 @@ class _Reader:
                 self.csv.ConvertOptions(
                     column_types=text,
                     include_columns=chosen,
-                    null_values=[""],
+                    null_values=self.nulls,
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                     true_values=["true", "True", "TRUE"],
@@ -265,10 +301,7 @@ class _Reader:
         if kind == leaf(kind):
             return column
         text = column.combine_chunks()
-        compute, strings = self.pa.compute, self.pa.list_(self.pa.string())
-        items = compute.split_pattern(text, BAR)
-        # Splitting an empty string gives one empty item.
-        items = compute.if_else(compute.equal(text, ""), self.pa.scalar([], strings), items)
+        items = split_text(text, self.split.get(name, BAR))
         try:
             lists = items.cast(kind)
         except self.pa.ArrowException as error:
@@ -389,7 +422,7 @@ def _text(pa: Any, name: str, column: Any) -> Any:
             depth = column.type.value_type
             if depth != value:
                 raise ValueError(f"write_csv: column {name!r} must not hold lists of lists, got {column.type}")
-            column = _joined(pa, name, column)
+            column = join_items(name, column)
         elif text and not types.is_string(value):
             column = column.cast(pa.large_string())
     except pa.ArrowException as error:
@@ -400,20 +433,3 @@ def _text(pa: Any, name: str, column: Any) -> Any:
             row = broken.index(True).as_py()
             raise ValueError(f"write_csv: column {name!r} must have no line ends, got {column[row].as_py()!r}")
     return column
-
-
-def _joined(pa: Any, name: str, column: Any) -> Any:
-    """Return a column of lists as strings, the items joined by bars."""
-    if column.flatten().null_count:
-        raise ValueError(f"write_csv: column {name!r} must have no nulls among the items of its lists")
-    if pa.types.is_fixed_size_list(column.type):
-        column = column.cast(pa.list_(column.type.value_type))
-    items = column.cast(with_leaf(column.type, pa.string()))
-    if pa.compute.any(pa.compute.match_substring(items.flatten(), BAR)).as_py():
-        raise ValueError(f"write_csv: column {name!r} must have no {BAR!r} in the items of its lists")
-    compute, text = pa.compute, pa.compute.binary_join(items, BAR)
-    if compute.any(compute.and_(compute.equal(text, ""), compute.greater(compute.list_value_length(items), 0))).as_py():
-        raise ValueError(
-            f"write_csv: column {name!r} must have no list of one empty string, which reads as an empty one"
-        )
-    return text

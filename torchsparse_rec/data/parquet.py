@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..files import PathLike, whole_file
 from ._arrow import arrow
+from ._lists import with_lists
 from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched, repeated
 from ._types import nullable
 from .errors import DataError
@@ -23,7 +24,11 @@ _LACKS = re.compile(r"not (yet )?(implemented|support)|unsupported|crypt", re.IG
 
 
 def read_parquet(
-    paths: PathLike | Sequence[PathLike], *, batch_size: int = BATCH_SIZE, columns: Sequence[str] | None = None
+    paths: PathLike | Sequence[PathLike],
+    *,
+    batch_size: int = BATCH_SIZE,
+    columns: Sequence[str] | None = None,
+    split: Mapping[str, str] | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
     """
     Read Parquet files, a row group at a time.
@@ -35,6 +40,8 @@ def read_parquet(
         paths: a file, or several with the same columns that are read in order.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
         columns: the names of the columns to read, in this order. Default None: all.
+        split: a mapping from columns of text to what is between the items of their lists: ``{"tags": "|"}`` makes lists
+            of strings of ``tags``; an empty text is an empty list. Default None: text stays.
 
     Yields:
         ``pyarrow.RecordBatch``, with the types of the file; all columns may hold nulls, also columns that the file
@@ -42,7 +49,7 @@ def read_parquet(
 
     Raises:
         ImportError: without pyarrow.
-        ValueError: an unknown column.
+        ValueError: an unknown column, or one of ``split`` that holds no text.
         DataError: a damaged file, or one that pyarrow does not support, with the byte where the row group begins; a
             file with other columns than the first.
         OSError: a file that cannot be opened.
@@ -61,7 +68,8 @@ def read_parquet(
     for path in files:  # before anything is read
         with open(path, "rb"):
             pass
-    return rebatched(_read_all(files, columns, batch_size), batch_size)
+    batches = with_lists(_read_all(files, columns, batch_size), "read_parquet", split)
+    return rebatched(batches, batch_size)
 
 
 def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: int) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..typing import Verify
 from ._arguments import check_integer, check_place, check_state
 from ._arrow import arrow
 from ._epoch import Epoch
+from ._lists import with_lists
 from ._prebatched_file import VERIFY, PrebatchedFile
 from ._prebatched_writer import write_prebatched as write_prebatched
 from ._read_ahead import read_ahead
@@ -362,13 +363,18 @@ def _common_schema(files: list[PrebatchedFile]) -> Any:
 
 
 def read_prebatched(
-    paths: PathLike | Sequence[PathLike], *, batch_size: int | None = None, columns: Sequence[str] | None = None
+    paths: PathLike | Sequence[PathLike],
+    *,
+    batch_size: int | None = None,
+    columns: Sequence[str] | None = None,
+    split: Mapping[str, str] | None = None,
 ) -> Iterator[Any]:
     """
     Read prebatched files as record batches, in order.
 
     Args:
         paths, batch_size, columns: the arguments of :class:`PrebatchedDataset`.
+        split: the argument of :func:`read_parquet`.
 
     Yields:
         ``pyarrow.RecordBatch``.
@@ -384,4 +390,5 @@ def read_prebatched(
         >>> [batch.to_pydict() for batch in read_prebatched(path, batch_size=3)]
         [{'id': [0, 1, 2]}, {'id': [3]}]
     """
-    return PrebatchedDataset(paths, batch_size=batch_size, columns=columns, rank=0, world_size=1).record_batches()
+    dataset = PrebatchedDataset(paths, batch_size=batch_size, columns=columns, rank=0, world_size=1)
+    return with_lists(dataset.record_batches(), "read_prebatched", split)

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._foreign import columns_by_name, is_array, own_array, tensor_of_numpy
 from ..jagged import JaggedTensor
+from ..ops.jagged import row_ids_to_offsets
 from ._arrow import arrow
 from ._types import is_text, leaf
 
@@ -34,7 +36,8 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
     Turn the columns of a record batch into tensors, in the memory of the batch where there are no nulls.
 
     Args:
-        batch: columns of numbers, booleans, strings or binaries; lists and fixed-size lists of these.
+        batch: a record batch, or what :func:`to_record_batch` makes one of, except for mappings: columns of numbers,
+            booleans, strings or binaries; lists and fixed-size lists of these.
         fill: the number that replaces nulls, or a mapping from column names to numbers. Without one, a null float is
             NaN and a null integer or boolean is an error. NaN for a column of integers makes it a column of float32,
             whether or not it has nulls; integers beyond 2^24, from where on float32 rounds, are errors. A null instead
@@ -46,7 +49,7 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
         :class:`JaggedTensor` for lists. Strings, and lists of strings, stay pyarrow arrays.
 
     Raises:
-        TypeError: ``batch`` is not a ``pyarrow.RecordBatch``.
+        TypeError: ``batch`` is neither a ``pyarrow.RecordBatch`` nor a table or a frame.
         ValueError: a null integer without ``fill``, a ``fill`` that does not fit the column, an integer outside the
             range of ``integers``, a type that has no tensor.
 
@@ -65,7 +68,10 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
     """
     pa = arrow("to_tensors")
     if not isinstance(batch, pa.RecordBatch):
-        raise TypeError(f"to_tensors: batch must be a pyarrow.RecordBatch, got {type(batch).__name__}")
+        given = None if isinstance(batch, Mapping) else columns_by_name(batch, "to_tensors")
+        if given is None:
+            raise TypeError(f"to_tensors: batch must be a pyarrow.RecordBatch or a frame, got {type(batch).__name__}")
+        batch = to_record_batch(given)
     check_fill("to_tensors", fill)
     check_integers("to_tensors", integers)
     columns: dict[str, Any] = {}
@@ -222,9 +228,12 @@ def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
     Turn tensors into a record batch, in their memory where they are contiguous: the inverse of :func:`to_tensors`.
 
     Args:
-        columns: a mapping from names to columns, all with the same number of rows. Columns are tensors ``[B]`` or ``[B,
-            k, ...]`` and numpy arrays of numbers or booleans; :class:`JaggedTensor` without weights; strings as lists,
-            numpy or pyarrow arrays. Tensors on other devices are copied to the CPU.
+        columns: a mapping from names to columns, all with the same number of rows; a pandas frame; or what has
+            ``__arrow_c_stream__`` or ``__arrow_c_array__`` and holds columns, such as a table of pyarrow, a frame of
+            polars or a relation of DuckDB. Columns are tensors ``[B]`` or ``[B, k, ...]`` and numpy arrays of numbers
+            or booleans; :class:`JaggedTensor` without weights; strings as lists, numpy or pyarrow arrays, with NaN
+            where one is missing; arrays and series of other libraries with Arrow's methods or ``__array__``;
+            TensorFlow's tensors, ragged and sparse ones too. Tensors on other devices are copied to the CPU.
 
     Returns:
         A ``pyarrow.RecordBatch`` with the columns in order. Jagged rows become lists with int32 offsets, or with int64
@@ -233,7 +242,7 @@ def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
     Raises:
         TypeError: a column of another type.
         ValueError: no columns, columns of different lengths, a dtype that Arrow lacks, offsets that do not rise from 0
-            to the number of values.
+            to the number of values; a name that is there twice; what its library does not hand over.
 
     Example:
         >>> import torch
@@ -242,11 +251,12 @@ def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
         [{'id': 7, 'seen': [3]}, {'id': 8, 'seen': [4, 1]}]
     """
     pa = arrow("to_record_batch")
-    if not isinstance(columns, Mapping):
-        raise TypeError(f"to_record_batch: columns must be a mapping, got {type(columns).__name__}")
-    if not columns:
+    given = columns_by_name(columns, "to_record_batch")
+    if given is None:
+        raise TypeError(f"to_record_batch: columns must be a mapping or a frame, got {type(columns).__name__}")
+    arrays = {name: _array(pa, name, given[name]) for name in given}
+    if not arrays:
         raise ValueError("to_record_batch: columns must have at least one column, got none")
-    arrays = {name: _array(pa, name, column) for name, column in columns.items()}
     first = next(iter(arrays))
     for name, array in arrays.items():
         if len(array) != len(arrays[first]):
@@ -275,13 +285,31 @@ def _array(pa: Any, name: str, column: Any) -> Any:
             # Dates and times keep their unit, which numpy's tolist() drops.
             if isinstance(column, np.ndarray) and column.dtype.kind not in "mM":
                 column = column.tolist()
-            return pa.array(column)
+            try:
+                return pa.array(column)
+            except (pa.ArrowException, TypeError):  # objects of a frame have NaN where a string is missing
+                return pa.array(column, from_pandas=True)
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise ValueError(f"to_record_batch: column {name!r} cannot be made an Arrow array: {error}") from None
+    what = f"to_record_batch: column {name!r}"
+    if all(hasattr(column, part) for part in ("indices", "values", "dense_shape")):
+        rows, shape = _integers(column.indices, what)[:, 0], _integers(column.dense_shape, what).tolist()
+        if len(shape) != 2 or bool((rows.diff() < 0).any()):
+            raise ValueError(f"{what}: a SparseTensor must have rank 2 and its rows in order, got shape {shape}")
+        return _list_array(pa, name, _array(pa, name, column.values), row_ids_to_offsets(rows, shape[0]))
+    if hasattr(column, "row_splits") and hasattr(column, "values"):
+        return _list_array(pa, name, _array(pa, name, column.values), _integers(column.row_splits, what))
+    if is_array(column):
+        return _array(pa, name, own_array(column, what, what))
     raise TypeError(
-        f"to_record_batch: column {name!r} must be a tensor, a JaggedTensor, a numpy or pyarrow array or a list, got "
-        f"{type(column).__name__}"
+        f"{what} must be a tensor, a JaggedTensor, a numpy or pyarrow array or a list, got {type(column).__name__}"
     )
+
+
+def _integers(x: Any, what: str) -> Tensor:
+    """Return what says where rows are, in a ragged or sparse tensor, on the CPU."""
+    own = own_array(x, what, what)
+    return own.cpu() if isinstance(own, Tensor) else tensor_of_numpy(own)
 
 
 def _from_numpy(name: str, column: np.ndarray) -> Tensor:
@@ -323,6 +351,10 @@ def _lists(pa: Any, name: str, column: JaggedTensor) -> Any:
             f"to_record_batch: offsets of column {name!r} must rise from 0 to the number of values, {len(values)}, got "
             f"{offsets[0]} to {offsets[-1]}"
         )
+    return _list_array(pa, name, _numbers(pa, name, values), offsets)
+
+
+def _list_array(pa: Any, name: str, values: Any, offsets: Tensor) -> Any:
     if len(values) > _INT32_MAX:
-        return pa.LargeListArray.from_arrays(_numbers(pa, name, offsets.to(torch.int64)), _numbers(pa, name, values))
-    return pa.ListArray.from_arrays(_numbers(pa, name, offsets.to(torch.int32)), _numbers(pa, name, values))
+        return pa.LargeListArray.from_arrays(_numbers(pa, name, offsets.to(torch.int64)), values)
+    return pa.ListArray.from_arrays(_numbers(pa, name, offsets.to(torch.int32)), values)

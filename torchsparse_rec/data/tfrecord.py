@@ -13,6 +13,7 @@ from .. import ops
 from ..files import PathLike
 from ..typing import RecordCompression, ShardBy
 from ._arrow import arrow
+from ._lists import with_lists
 from ._rows import check_known, path_list, rebatched
 from ._tfrecord_ahead import ahead, mapped
 from ._tfrecord_blocks import Records, blocks
@@ -186,6 +187,7 @@ def read_tfrecord(
     columns: Sequence[str] | None = None,
     prebatched: bool = False,
     compression: RecordCompression | Literal["auto"] | None = "auto",
+    split: Mapping[str, str] | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
     """
     Read TFRecord files of examples: :class:`TFRecordReader` as a function.
@@ -193,6 +195,7 @@ def read_tfrecord(
     Args:
         paths, features, batch_size, prebatched, compression: the arguments of :class:`TFRecordReader`.
         columns: the names of the features to read, in this order. Default None: all.
+        split: the argument of :func:`read_parquet`.
 
     Yields:
         ``pyarrow.RecordBatch``, as :class:`TFRecordReader` does.
@@ -209,11 +212,11 @@ def read_tfrecord(
         {'price': [0.5, 1.5]}
     """
     reader = TFRecordReader(paths, features, batch_size, prebatched=prebatched, compression=compression)
-    if columns is None:
-        return iter(reader)
-    check_known("read_tfrecord", columns, reader.features)
-    chosen = {name: reader.features[name] for name in columns}
-    return iter(TFRecordReader(paths, chosen, batch_size, prebatched=prebatched, compression=compression))
+    if columns is not None:
+        check_known("read_tfrecord", columns, reader.features)
+        chosen = {name: reader.features[name] for name in columns}
+        reader = TFRecordReader(paths, chosen, batch_size, prebatched=prebatched, compression=compression)
+    return with_lists(reader, "read_tfrecord", split)
 
 
 def infer_features(

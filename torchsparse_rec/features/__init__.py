@@ -32,6 +32,7 @@ from ._embedding import embedding_column as embedding_column
 from ._embedding import shared_embeddings as shared_embeddings
 from ._functions import Clip as Clip
 from ._functions import Compose as Compose
+from ._functions import FillNaN as FillNaN
 from ._functions import Log as Log
 from ._functions import RandomNormal as RandomNormal
 from ._functions import RandomUniform as RandomUniform

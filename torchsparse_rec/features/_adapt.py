@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 
+from .._foreign import batches_of
 from ._base import Column
 from ._categorical import VocabularyListCategoricalColumn
-from ._functions import Standardize
+from ._functions import (
+    Compose,
+    Standardize,
+    as_normalizer,
+    is_open,
+    parts_of,
+    standardizers,
+    with_standardizers,
+)
 from ._numeric import BucketizedColumn, NumericColumn
 from .inputs import RawBatch
 from .statistics import Moments, Quantiles, WordCounts
@@ -37,7 +47,7 @@ def adapted(
                 "one pass: adapt the numeric column first, or bucketize the raw numbers"
             )
     seen = 0
-    for batch in batches:
+    for batch in batches_of(batches, "FeatureTransform.adapt"):
         seen += 1
         raws = RawBatch(batch, _CPU)
         for collector in waiting.values():
@@ -56,8 +66,9 @@ class _Words:
 
     def add(self, batch: RawBatch) -> None:
         column = self._column
-        raw = batch.raw(column.key, column.name)
         wanted = "string" if column.dtype == "string" else "integer"
+        raw = batch.raw(column.key, column.name)
+        raw = raw.of_strings() if wanted == "string" else raw
         if raw.is_all_null():
             return
         if raw.kind != wanted:
@@ -107,10 +118,12 @@ class _MeanAndVariance:
                 f"{column.shape}"
             )
         self._column = column
+        before = takewhile(lambda part: not is_open(part), parts_of(column.normalizer_fn))
+        self._before = replace(column, normalizer_fn=Compose(*before))
         self._moments = Moments(column.width)
 
     def add(self, batch: RawBatch) -> None:
-        numbers = _numbers(replace(self._column, normalizer_fn=None), batch)
+        numbers = _numbers(self._before, batch)
         if np.isinf(numbers).any():
             row, place = np.argwhere(np.isinf(numbers))[0].tolist()
             raise ValueError(
@@ -125,7 +138,9 @@ class _MeanAndVariance:
             raise ValueError(
                 f"column {self._column.name!r}: adapt() must see a number of each element, got none of some"
             )
-        return replace(self._column, normalizer_fn=Standardize(tuple(mean), tuple(variance)))
+        found, normalizer = Standardize(tuple(mean), tuple(variance)), self._column.normalizer_fn
+        whole = [found if is_open(part) else part for part in standardizers(normalizer)]
+        return replace(self._column, normalizer_fn=with_standardizers(normalizer, iter(whole)))
 
 
 def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:
@@ -135,13 +150,15 @@ def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:
 
 
 def _numbers(column: NumericColumn, batch: RawBatch) -> Any:
-    """Return a column's numbers of a batch, ``[B, width]`` float32; NaN where one is missing without a default."""
+    """Return a column's numbers of a batch, ``[B, width]`` float32; NaN where a null is, which has no default."""
     from ._evaluate import Evaluation
 
     raw = batch.raw(column.key, column.name)
-    if raw.valid is not None and column.default_value is None:
-        column = replace(column, default_value=float("nan"), dtype="float32")
-    return Evaluation(batch, {}, True).numbers(column).numpy()
+    if raw.valid is None or column.default_value is not None:
+        return Evaluation(batch, {}, True).numbers(column).numpy()
+    made = Evaluation(batch, {}, True).numbers(replace(column, default_value=float("nan"), dtype="float32"))
+    # Of a null no normalizer makes a number.
+    return torch.where(raw.valid.reshape(made.shape), made, float("nan")).numpy()
 
 
 # ---- Columns in columns ---------------------------------------------------------------------------------------------
@@ -167,7 +184,7 @@ def with_leaves(column: Any, found: Mapping[Column, Column]) -> Any:
 
 def _is_adaptable(column: Column) -> bool:
     if isinstance(column, NumericColumn):
-        return isinstance(column.normalizer_fn, Standardize)
+        return bool(standardizers(column.normalizer_fn))
     return isinstance(column, (VocabularyListCategoricalColumn, BucketizedColumn))
 
 
@@ -192,13 +209,18 @@ def _learned(column: Any) -> dict[str, Any]:
             "boundaries": None if bounds is None else list(bounds),
             "num_bins": column.num_bins,
         }
-    return {"column": column.name, "normalizer_fn": column.normalizer_fn.to_config()}
+    if isinstance(column.normalizer_fn, Standardize):
+        return {"column": column.name, "normalizer_fn": column.normalizer_fn.to_config()}
+    # The others in a Compose may be functions that have no configuration.
+    return {"column": column.name, "standardizers": [x.to_config() for x in standardizers(column.normalizer_fn)]}
 
 
 def from_state(columns: Sequence[Column], states: Sequence[Mapping[str, Any]]) -> dict[Column, Column]:
     """Return each column completed from a state that :func:`to_state` returned for the same columns."""
-    own = _adaptable(columns)
-    names, theirs = [column.name for column in own], [state["column"] for state in states]
+    theirs = [state["column"] for state in states]
+    # States that were saved when adapt() did not look into a Compose lack those, which were complete.
+    own = [column for column in _adaptable(columns) if column.name in theirs or not _is_whole(column)]
+    names = [column.name for column in own]
     if names != theirs:
         raise ValueError(
             f"FeatureTransform: a state must be of the columns that adapt() fills here, {names}, got {theirs}"
@@ -206,5 +228,17 @@ def from_state(columns: Sequence[Column], states: Sequence[Mapping[str, Any]]) -
     found: dict[Column, Column] = {}
     for column, state in zip(own, states, strict=True):
         values = {field: tuple(x) if isinstance(x, list) else x for field, x in state.items() if field != "column"}
+        if "standardizers" in values:
+            others = list(map(as_normalizer, values.pop("standardizers")))
+            count = len(standardizers(column.normalizer_fn))  # type: ignore[attr-defined]
+            if len(others) != count:
+                raise ValueError(
+                    f"FeatureTransform: a state must have {count} means of column {column.name!r}, got {len(others)}"
+                )
+            values["normalizer_fn"] = with_standardizers(column.normalizer_fn, iter(others))  # type: ignore[attr-defined]
         found[column] = replace(column, **values)
     return found
+
+
+def _is_whole(column: Any) -> bool:
+    return isinstance(column, NumericColumn) and isinstance(column.normalizer_fn, Compose) and not column.needs_adapt

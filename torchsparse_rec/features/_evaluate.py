@@ -85,6 +85,7 @@ class Evaluation:
         """Return the raw feature of a column that reads one, and check its kind."""
         raw = self.batch.raw(column.key, column.name)
         wanted = "string" if getattr(column, "dtype", "int64") == "string" else "integer"
+        raw = raw.of_strings() if wanted == "string" else raw
         if raw.kind == wanted:
             if isinstance(column, EmbeddingCategoricalColumn):
                 _check_keys(column.name, raw.values)
@@ -152,7 +153,7 @@ class Evaluation:
         matrices: list[Any] = []
         for key in column.flat_keys():
             if isinstance(key, str):
-                raw = self.batch.raw(key, column.name)
+                raw = self.batch.raw(key, column.name).of_strings()
                 part = ColumnIds(_cross_values(raw, column), raw.batch, [(raw.width, raw.offsets)], raw.valid)
                 target = rows if raw.width is None else matrices
             else:

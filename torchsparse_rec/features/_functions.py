@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from .. import initializers
 from ..initializers import Constant
-from ._plain import make_fields_plain
+from ._plain import make_fields_plain, set_field
 
 __all__ = [
     "Clip",
     "Compose",
+    "FillNaN",
     "Log",
     "RandomNormal",
     "RandomUniform",
@@ -156,22 +157,56 @@ class Clip(_Function):
 
 
 @dataclass(frozen=True)
+class FillNaN(_Function):
+    """
+    A normalizer that makes a number of NaN. ``adapt()`` counts it as that number: without this, NaN does not count.
+
+    Args:
+        value: the number.
+
+    Raises:
+        ValueError: a value that is no number.
+
+    Example:
+        >>> FillNaN(-1)(torch.tensor([5.0, float("nan")]))
+        tensor([ 5., -1.])
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.value, (int, float)) or math.isnan(self.value):
+            raise ValueError(f"FillNaN: value must be a number, got {self.value!r}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the numbers, without NaN."""
+        return torch.where(x.isnan(), self.value, x) if x.is_floating_point() else x
+
+
+@dataclass(frozen=True, init=False)
 class Compose(_Function):
     """
     A normalizer that applies several normalizers in order.
 
     Args:
-        normalizers: the functions of a tensor, in order.
+        in_order: the functions of a tensor, one by one.
+        normalizers: the functions in a tuple, instead.
+
+    Raises:
+        ValueError: what is no function and no configuration of one.
 
     Example:
-        >>> Compose((Clip(0), Log()))(torch.tensor([-5.0, 0.0]))
+        >>> Compose(FillNaN(-5), Clip(0), Log())(torch.tensor([float("nan"), 0.0]))
         tensor([0., 0.])
     """
 
     normalizers: tuple[Any, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "normalizers", tuple(map(as_normalizer, self.normalizers)))
+    def __init__(self, *in_order: Any, normalizers: Iterable[Any] = ()) -> None:
+        if len(in_order) == 1 and not callable(in_order[0]) and not isinstance(in_order[0], Mapping):
+            in_order = tuple(in_order[0])
+        set_field(self, "normalizers", tuple(map(as_normalizer, [*in_order, *normalizers])))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the result of the last normalizer."""
@@ -189,7 +224,7 @@ class Compose(_Function):
         return {"class_name": "Compose", "config": {"normalizers": configs}}
 
 
-_NORMALIZERS = {x.__name__: x for x in (Standardize, Log, Clip, Compose)}
+_NORMALIZERS = {x.__name__: x for x in (Standardize, Log, Clip, FillNaN, Compose)}
 
 
 def as_normalizer(value: Any) -> Callable[[Tensor], Tensor] | None:
@@ -197,18 +232,33 @@ def as_normalizer(value: Any) -> Callable[[Tensor], Tensor] | None:
     return _made("normalizer_fn", value, _NORMALIZERS)
 
 
+def parts_of(normalizer: Any) -> list[Any]:
+    """Return the normalizers that a normalizer consists of, in order."""
+    if isinstance(normalizer, Compose):
+        return [part for inner in normalizer.normalizers for part in parts_of(inner)]
+    return [normalizer]
+
+
 def is_own(normalizer: Any) -> bool:
     """Say whether a normalizer consists of this module's only: they do not write to their arguments."""
-    if isinstance(normalizer, Compose):
-        return all(map(is_own, normalizer.normalizers))
-    return isinstance(normalizer, (Standardize, Log, Clip))
+    return all(isinstance(part, (Standardize, Log, Clip, FillNaN)) for part in parts_of(normalizer))
 
 
-def is_complete(normalizer: Any) -> bool:
-    """Say whether every ``Standardize`` in a normalizer has its mean and variance."""
+def is_open(normalizer: Any) -> bool:
+    """Say whether a normalizer is a ``Standardize`` whose mean and variance ``adapt()`` must still find."""
+    return isinstance(normalizer, Standardize) and normalizer.mean is None
+
+
+def standardizers(normalizer: Any) -> list[Standardize]:
+    """Return every ``Standardize`` in a normalizer, in order."""
+    return [part for part in parts_of(normalizer) if isinstance(part, Standardize)]
+
+
+def with_standardizers(normalizer: Any, others: Iterator[Any]) -> Any:
+    """Return a normalizer with each ``Standardize`` in it replaced by the next of the others."""
     if isinstance(normalizer, Compose):
-        return all(map(is_complete, normalizer.normalizers))
-    return not isinstance(normalizer, Standardize) or normalizer.mean is not None
+        return Compose(*[with_standardizers(part, others) for part in normalizer.normalizers])
+    return next(others) if isinstance(normalizer, Standardize) else normalizer
 
 
 # ---- Initializers ---------------------------------------------------------------------------------------------------

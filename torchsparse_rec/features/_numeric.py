@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ._base import CategoricalColumn, DenseColumn, check_count, check_key, dtype_name
-from ._functions import Standardize, as_normalizer, is_complete
+from ._functions import as_normalizer, is_open, parts_of, standardizers
 from ._plain import make_fields_plain, plain, set_field
 
 Normalizer = Callable[[Tensor], Tensor]
@@ -30,10 +30,10 @@ class NumbersColumn(DenseColumn):
         set_field(self, "shape", _checked_shape(self.shape, self.key))
         set_field(self, "dtype", _number_dtype(self.dtype, self.key))
         set_field(self, "normalizer_fn", _normalizer(self.normalizer_fn, self.shape, self.key))
-        if not (is_complete(self.normalizer_fn) or self.needs_adapt):
+        if sum(map(is_open, parts_of(self.normalizer_fn))) > self.needs_adapt:
             raise ValueError(
                 f"column {self.key!r}: normalizer_fn must have its mean and variance, got {self.normalizer_fn!r}: "
-                "adapt() finds those of a numeric_column whose normalizer_fn is Standardize() alone"
+                "adapt() finds those of one Standardize() of a numeric_column"
             )
 
     @property
@@ -73,7 +73,7 @@ class NumericColumn(NumbersColumn):
     @property
     def needs_adapt(self) -> bool:
         """Whether ``adapt()`` must still find mean and variance."""
-        return isinstance(self.normalizer_fn, Standardize) and self.normalizer_fn.mean is None
+        return any(map(is_open, parts_of(self.normalizer_fn)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -165,9 +165,9 @@ def numeric_column(
         dtype: the dtype of the feature in files, for :func:`parse_example_features`: a name or a dtype. Default
             float32. Inputs may have any dtype; results are float32.
         normalizer_fn: the function that transforms the numbers: :class:`Standardize`, :class:`Log`, :class:`Clip`,
-            :class:`Compose` of these, or any function of a tensor, which cannot be written as a configuration.
-            ``adapt()`` finds mean and variance of a ``Standardize()`` without arguments, if it is not in a
-            :class:`Compose`. Default: none.
+            :class:`FillNaN`, :class:`Compose` of these, or any function of a tensor, which cannot be written as a
+            configuration. ``adapt()`` finds mean and variance of a ``Standardize()`` without arguments, in a
+            :class:`Compose` those of what the normalizers before it return. Default: none.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -266,13 +266,14 @@ def _checked_shape(shape: Any, key: str) -> tuple[int, ...]:
 
 def _normalizer(value: Any, shape: tuple[int, ...], key: str) -> Normalizer | None:
     made = as_normalizer(value)
-    if isinstance(made, Standardize) and isinstance(made.mean, tuple) and isinstance(made.variance, tuple):
-        count = max(len(made.mean), len(made.variance))
-        if count not in (1, *shape[-1:], math.prod(shape)):
-            raise ValueError(
-                f"column {key!r}: normalizer_fn must have one mean and variance for each of the {math.prod(shape)} "
-                f"elements of an example, got {count}"
-            )
+    for part in standardizers(made):
+        if isinstance(part.mean, tuple) and isinstance(part.variance, tuple):
+            count = max(len(part.mean), len(part.variance))
+            if count not in (1, *shape[-1:], math.prod(shape)):
+                raise ValueError(
+                    f"column {key!r}: normalizer_fn must have one mean and variance for each of the "
+                    f"{math.prod(shape)} elements of an example, got {count}"
+                )
     return made
 
 

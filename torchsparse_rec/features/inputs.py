@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._extras import extra_module
+from .._foreign import columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
 from ..jagged import JaggedTensor
 from ..ops.jagged import lengths_to_offsets, nested_to_jagged, row_ids_to_offsets
-from ._arrow import is_arrow, raw_of_arrow
 from .raw import Raw, Strings
 
 _FORMS = (
@@ -25,17 +24,14 @@ _FORMS = (
 
 
 class RawBatch:
-    """Raw columns by name: a mapping, or pyarrow's RecordBatch or Table. Each is read once, and copied to a device."""
+    """Raw columns by name: a mapping, a frame, or Arrow's batches. Each is read once, and copied to a device."""
 
     def __init__(self, batch: Any, device: torch.device) -> None:
-        if isinstance(batch, Mapping):
-            self._columns: Any = batch
-        elif is_arrow(batch) and hasattr(batch, "schema") and hasattr(batch, "column"):
-            self._columns = {name: batch.column(k) for k, name in enumerate(batch.schema.names)}
-        else:
+        self._columns: Any = columns_by_name(batch, "FeatureTransform")
+        if self._columns is None:
             raise ValueError(
-                "FeatureTransform: batch must be a mapping from features to columns, such as dict(frame), or a pyarrow "
-                f"RecordBatch, got {type(batch).__name__}"
+                "FeatureTransform: batch must be a mapping from features to columns, a frame or a batch of Arrow's, "
+                f"such as pyarrow's RecordBatch, got {type(batch).__name__}"
             )
         self.device = device
         self._raw: dict[str, Raw] = {}
@@ -101,7 +97,8 @@ def read_raw(x: Any, name: str) -> Raw:
     if isinstance(x, np.ndarray):
         return _of_numpy(x, name)
     if is_arrow(x):
-        return raw_of_arrow(x, name)
+        values, count, width, offsets, valid = rows_of_arrow(x, f"column {name!r}")
+        return Raw(name, Strings(*values) if isinstance(values, tuple) else values, count, width, offsets, valid)
     if isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], (Tensor, np.ndarray)):
         return _of_offsets(x[0], x[1], name)
     if isinstance(x, (list, tuple)):
@@ -114,20 +111,10 @@ def read_raw(x: Any, name: str) -> Raw:
 
 
 def _own(x: Any, name: str) -> Any:
-    """Return another library's array as a numpy or pyarrow array, first by Arrow's protocols, which know nulls."""
-    if isinstance(x, (Tensor, np.ndarray)):
-        return x
-    is_numpy = isinstance(getattr(x, "dtype", None), np.dtype) and x.dtype.kind in "biuf"
-    try:
-        if not is_numpy and any(hasattr(x, form) for form in ("__arrow_c_array__", "__arrow_array__")):
-            return extra_module("pyarrow", "arrow", "FeatureTransform").array(x)
-        if not is_numpy and hasattr(x, "__arrow_c_stream__"):
-            return extra_module("pyarrow", "arrow", "FeatureTransform").chunked_array(x)
-        if hasattr(x, "__array__"):
-            return np.asarray(x.__array__())  # numpy itself would pass arguments that few accept
-    except Exception as error:
-        raise ValueError(f"column {name!r}: {type(x).__name__} cannot be read as an array: {error}") from error
-    raise ValueError(f"column {name!r}: must be {_FORMS}, got {type(x).__name__}")
+    """Return another library's array as a numpy or pyarrow array."""
+    if not is_array(x):
+        raise ValueError(f"column {name!r}: must be {_FORMS}, got {type(x).__name__}")
+    return own_array(x, f"column {name!r}", "FeatureTransform")
 
 
 def _of_tensor(x: Tensor, name: str) -> Raw:
@@ -152,7 +139,7 @@ def _of_jagged(values: Tensor, offsets: Tensor, name: str) -> Raw:
 def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
     """Convert values in any flat form, and the offsets at which rows begin."""
     flat = read_raw(values, name)
-    bounds = _native(offsets) if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else offsets
+    bounds = tensor_of_numpy(offsets) if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else offsets
     if flat.width != 1:
         raise ValueError(f"column {name!r}: the values of (values, offsets) must be one-dimensional")
     if (
@@ -176,7 +163,7 @@ def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
 def _of_sparse(x: Any, name: str) -> Raw:
     """Convert a SparseTensor, TensorFlow's or compat's, to rows; if rows have holes, note each value's place."""
     given, shape = _own(x.indices, name), _own(x.dense_shape, name).tolist()
-    indices = given = _native(given) if isinstance(given, np.ndarray) else given
+    indices = given = tensor_of_numpy(given) if isinstance(given, np.ndarray) else given
     if len(shape) == 3 and 1 in shape[1:]:
         indices = indices[:, [0, 2 if shape[1] == 1 else 1]]
     elif len(shape) != 2:
@@ -218,18 +205,13 @@ def _of_numpy(x: np.ndarray, name: str) -> Raw:
     if x.dtype.kind in "biuf":
         if x.dtype.kind == "f" and x.dtype.itemsize > 8:
             x = x.astype(np.float64)  # torch has nothing wider
-        return Raw(name, _native(x).reshape(-1), x.shape[0], width=width, shape=shape)
+        return Raw(name, tensor_of_numpy(x).reshape(-1), x.shape[0], width=width, shape=shape)
+    if x.dtype.kind == "O" and x.ndim == 1 and any(map(_is_row, x)):
+        return _of_list(x.tolist(), name)
     if x.dtype.kind in "SUOT":
         values, valid = _flat_list(x.reshape(-1).tolist(), name)
         return Raw(name, values, x.shape[0], width=width, valid=valid, shape=shape)
     raise ValueError(f"column {name!r}: must hold numbers or strings, got numpy {x.dtype}")
-
-
-def _native(x: np.ndarray) -> Tensor:
-    """Return numbers as a tensor, in the array's memory unless that is read-only or of another byte order."""
-    native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-    # A copy of read-only memory: torch would warn of it, although nothing here writes to it.
-    return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
 def _of_list(x: Sequence[Any], name: str) -> Raw:
@@ -251,14 +233,20 @@ def _is_row(x: Any) -> bool:
 
 
 def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | None]:
-    """Return the numbers or strings of a flat list, and a mask that is false for None; no mask without None."""
-    valid = None
-    if any(item is None for item in x):
-        there = np.fromiter((item is not None for item in x), bool, len(x))
-        valid = torch.from_numpy(there)
-        filler: Any = next((item for item in x if item is not None), 0)
-        filler = "" if isinstance(filler, (str, bytes)) else type(filler)(0) if _is_number(filler) else 0
-        x = [filler if item is None else item for item in x]
+    """
+    Return the numbers or strings of a flat list, and a mask that is false for what is missing; no mask if nothing is.
+
+    Missing is None, and NaN among strings: frames of objects have no other mark for a missing string.
+    """
+    there = [item is not None for item in x]
+    some = next((item for item in x if item is not None and not _is_nan(item)), None)
+    if isinstance(some, (str, bytes)):
+        there = [item is not None and not _is_nan(item) for item in x]
+    valid = None if all(there) else torch.from_numpy(np.array(there))
+    if valid is not None:
+        some = next((item for item, is_there in zip(x, there, strict=True) if is_there), 0)
+        filler: Any = "" if isinstance(some, (str, bytes)) else type(some)(0) if _is_number(some) else 0
+        x = [item if is_there else filler for item, is_there in zip(x, there, strict=True)]
     if len(x) and isinstance(x[0], (str, bytes)):
         return strings_of_list(x, name), valid
     try:
@@ -271,6 +259,10 @@ def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | 
             f"column {name!r}: must hold numbers or strings, and not both, got {x[position]!r} at position {position}"
         )
     return torch.from_numpy(numbers), valid
+
+
+def _is_nan(item: Any) -> bool:
+    return isinstance(item, (float, np.floating)) and item != item
 
 
 def _is_number(item: Any) -> bool:

@@ -72,6 +72,14 @@ class Raw:
         text = torch.empty(0, dtype=torch.uint8, device=device)
         return replace(self, values=Strings(text, zeros) if kind == "string" else zeros)
 
+    def of_strings(self) -> Raw:
+        """Return the column for a reader of strings: floats that are all NaN, as frames have them, are missing ones."""
+        values = self.values
+        if isinstance(values, Strings) or self.kind != "float" or values.is_meta:
+            return self
+        there = ~values.isnan() if self.valid is None else self.valid & ~values.isnan()
+        return self if bool(there.any()) else replace(self.blank("string"), valid=there)
+
     def to(self, device: torch.device) -> Raw:
         """Return the column on a device."""
         values: Any = self.values.to(device) if isinstance(self.values, Strings) else _moved(self.values, device)

@@ -71,7 +71,9 @@ class FeatureTransform(torch.nn.Module):
             ``torch.compile(fullgraph=True)`` needs False.
 
     Shape:
-        ``batch``: a mapping from features to columns, or a pyarrow ``RecordBatch`` or ``Table``. A column is
+        ``batch``: a mapping from features to columns, a pandas frame, or columns that are handed over by
+        ``__arrow_c_stream__`` or ``__arrow_c_array__``, as by a ``RecordBatch`` or ``Table`` of pyarrow, a frame of
+        polars, or a relation of DuckDB. A column is
 
         * a tensor, a numpy array (masked ones too) or a list ``[B]`` or ``[B, k]`` of numbers, or of strings (arrays
           and lists). Numeric columns may also be ``[B, *shape]``, and rows whose lengths all equal the column's width;
@@ -80,13 +82,15 @@ class FeatureTransform(torch.nn.Module):
           with ``values`` in any of the flat forms. A tuple of two, the second a tensor or an array, is always taken as
           the latter: give two rows in a list;
         * a pyarrow array: scalars, fixed-size lists (``k``) or lists (rows), dictionary-encoded or not; nulls are
-          missing, as ``None`` is in lists.
+          missing, as ``None`` is in lists, and NaN among strings;
+        * an array, a series or a tensor of another library, by Arrow's methods or ``__array__``.
 
         The result is :class:`Features`, on the module's device. Everything is first copied there.
 
     Raises:
         ValueError: a feature that is missing, of another kind or number of values than the column needs, or of
-            another number of examples; a missing number without ``default_value``. Errors name the column.
+            another number of examples; a missing number without ``default_value``; two columns of one name. Errors name
+            the column.
 
     The lookup checks ids, and names those outside its table. NaN stays NaN, and falls into the last bucket.
 
@@ -341,8 +345,8 @@ class FeatureTransform(torch.nn.Module):
         values and NaN do not count. Complete columns stay unchanged.
 
         Args:
-            batches: all batches, as for the module; read once. Memory grows with the number of different words, not
-                with the number of batches.
+            batches: all batches, as for the module; read once. One batch alone will do, and a stream of Arrow's is read
+                a batch at a time. Memory grows with the number of different words, not with the number of batches.
             max_distinct: the largest number of different words of a column.
 
         Returns:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from .._foreign import is_array, is_arrow, own_array
 from .checks import check_keys
 from .keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -21,8 +22,9 @@ class KeyedJaggedCollate:
 
     Called with a list of examples, each a mapping, it gives a dict of one :class:`KeyedJaggedTensor` and of all other
     entries, put together by :func:`torch.utils.data.default_collate`. An example's ids of one feature are an integer, a
-    list or tuple of integers, a numpy array or tensor of rank 0 or 1, or None for no ids. It can be pickled, and works
-    in worker processes and with ``pin_memory=True``.
+    list or tuple of integers, an array or tensor of rank 0 or 1 of numpy, torch, pyarrow, TensorFlow or whatever has
+    Arrow's methods or ``__array__``, or None for no ids. None in a list, and a null in an array, is no id. It can be
+    pickled, and works in worker processes and with ``pin_memory=True``.
 
     Args:
         keys: the features' names, which are keys of each example.
@@ -113,29 +115,39 @@ _KINDS = {
 
 def _concatenated(entries: Sequence[Any], dtype: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
     """Join the numbers of all examples; return them and the count of each. No Python loop runs over the numbers."""
-    types = set(map(type, entries))
-    numbers: np.ndarray | None
-    try:
-        if types == {int}:
-            numbers, lengths = np.array(entries), np.ones(len(entries), np.int64)
-        else:
-            # One array of all is several times faster than one of each list.
-            are_lists = types <= {list, tuple}
-            parts: Sequence[Any] = entries if are_lists else [_vector(x, dtype) for x in entries]
-            lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-            numbers = _vector(list(chain.from_iterable(parts)), dtype) if are_lists else np.concatenate(parts)
-    except (TypeError, ValueError):  # of numpy: lists of lists, arrays of different ranks
-        numbers = None
+    numbers, lengths = _joined(entries, dtype)
+    if numbers is None or not _fits(numbers, dtype):
+        # What makes numpy refuse a list may be a None in it.
+        numbers, lengths = _joined([_without_none(x) for x in entries], dtype)
     if numbers is None or not _fits(numbers, dtype):
         raise ValueError(f"KeyedJaggedCollate: {what} must be {_KINDS[dtype][1]}, got {_first_wrong(entries, dtype)}")
     return numbers.astype(dtype, copy=False), lengths
+
+
+def _joined(entries: Sequence[Any], dtype: Any) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the numbers of all examples in one array, None if numpy makes none, and the count of each example."""
+    types = set(map(type, entries))
+    try:
+        if types == {int}:
+            return np.array(entries), np.ones(len(entries), np.int64)
+        # One array of all is several times faster than one of each list.
+        are_lists = types <= {list, tuple}
+        parts: Sequence[Any] = entries if are_lists else [_vector(x, dtype) for x in entries]
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        return _vector(list(chain.from_iterable(parts)), dtype) if are_lists else np.concatenate(parts), lengths
+    except (TypeError, ValueError):  # of numpy: lists of lists, arrays of different ranks
+        return None, np.empty(0, np.int64)
+
+
+def _without_none(x: Any) -> Any:
+    return [item for item in x if item is not None] if isinstance(x, (list, tuple)) else x
 
 
 def _first_wrong(entries: Sequence[Any], dtype: Any) -> str:
     """Describe the first entry that does not fit, and its place."""
     for i, x in enumerate(entries):
         try:
-            if _fits(_vector(x, dtype), dtype):
+            if _fits(_vector(_without_none(x), dtype), dtype):
                 continue
         except (TypeError, ValueError):
             pass
@@ -154,6 +166,9 @@ def _vector(x: Any, dtype: Any) -> np.ndarray:
     """Return the numbers of one example as a vector; an empty one has a dtype that does not change the others'."""
     if isinstance(x, Tensor):
         array = (x.float() if x.is_floating_point() else x).numpy(force=True)
+    elif not isinstance(x, (np.ndarray, np.generic)) and is_array(x):
+        own = own_array(x, "KeyedJaggedCollate", "KeyedJaggedCollate")
+        array = own.drop_null().to_numpy(zero_copy_only=False) if is_arrow(own) else own
     else:
         array = np.empty(0, dtype) if x is None else np.asarray(x)
     if array.dtype == np.bool_:  # which numpy would join with integers

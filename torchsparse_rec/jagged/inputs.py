@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops.jagged import nested_to_jagged, sparse_to_jagged
+from .._foreign import columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
+from ..ops.jagged import lengths_to_offsets, nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
 from .checks import check_rows, type_name
 from .jagged_tensor import JaggedTensor
@@ -22,7 +24,7 @@ from .keyed_jagged_tensor import KeyedJaggedTensor
 _FORMS = (
     "a JaggedTensor, a tensor of rank 1 (one id per example) or 2 (ids of each example), torch.nested jagged, a sparse "
     "COO or CSR tensor, (values, offsets), (values, offsets, weights), (indices, values, dense_shape), a SparseTensor "
-    "or a RaggedTensor"
+    "or a RaggedTensor, or an array of numpy, pyarrow or another library"
 )
 
 
@@ -31,7 +33,8 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
     Convert the ids of several features to a ``KeyedJaggedTensor``.
 
     Args:
-        features: a :class:`KeyedJaggedTensor`; TorchRec's; or a mapping from names to features, each of them one of
+        features: a :class:`KeyedJaggedTensor`; TorchRec's; a frame, or a batch of Arrow's; or a mapping from names to
+            features, each of them one of
 
             * a :class:`JaggedTensor`, or TorchRec's;
             * a tensor ``[B]``: one id per example;
@@ -41,7 +44,9 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
             * a pair ``(values [N], offsets [B + 1])``, or with weights ``(values, offsets, weights [N])``. Offsets end
               with N, as ``torch.nn.EmbeddingBag`` has them with ``include_last_offset=True``;
             * TensorFlow's ``(indices [N, 2], values [N], dense_shape)``, sorted by row, or such a SparseTensor of
-              :mod:`torchsparse_rec.compat.tensorflow`; its RaggedTensor of rank 2.
+              :mod:`torchsparse_rec.compat.tensorflow`; its RaggedTensor of rank 2; or TensorFlow's own ones;
+            * a numpy or pyarrow array, or what has ``__arrow_c_array__``, ``__arrow_c_stream__`` or ``__array__``: one
+              id per example, or with fixed-size lists or two dimensions L. Lists of Arrow are rows. A null is no id.
 
             If some features have weights and others none, the others get weights of 1. Dtypes of ids that differ are
             promoted as by :func:`torch.cat`. Batch sizes may differ.
@@ -52,8 +57,8 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
         A :class:`KeyedJaggedTensor`; the given one itself, if its keys are those wanted.
 
     Raises:
-        TypeError: a feature in none of these forms.
-        ValueError: a feature that is missing; shapes that no form has.
+        TypeError: a feature in none of these forms, or of other values than integers in an array.
+        ValueError: a feature that is missing; shapes that no form has; an array that its library does not hand over.
 
     On CUDA it waits for the device only to drop features of a KeyedJaggedTensor, and to read a ``dense_shape`` that is
     on the device.
@@ -63,10 +68,13 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
     if not isinstance(features, Mapping):
         if _has(features, "keys", "values", "lengths", "weights_or_none", "stride_per_key_per_rank"):
             return _chosen(_of_torchrec(features), keys, owner)
-        raise TypeError(
-            f"{owner}: features must be a KeyedJaggedTensor or a mapping from names to features, got "
-            f"{type_name(features)}"
-        )
+        columns = columns_by_name(features, owner)
+        if columns is None:
+            raise TypeError(
+                f"{owner}: features must be a KeyedJaggedTensor or a mapping from names to features, got "
+                f"{type_name(features)}"
+            )
+        features = columns
     wanted = list(features) if keys is None else list(keys)
     _check_present(wanted, features, owner)
     rows = {key: _as_jagged(features[key], f"{owner}[{key!r}]") for key in wanted}
@@ -135,16 +143,56 @@ def _as_jagged(x: Any, owner: str) -> JaggedTensor:
         return _of_tensor(x, owner)
     if _has(x, "values", "lengths", "weights_or_none") and not _has(x, "keys"):
         return _rows(owner, x.values(), x.weights_or_none(), lengths=x.lengths().reshape(-1))
-    if _has(x, "indices", "values", "dense_shape") and isinstance(x.values, Tensor):
-        return _of_sparse(x.indices, x.values, x.dense_shape, owner)
-    if _has(x, "values", "row_splits") and isinstance(x.values, Tensor):
-        return _of_offsets(x.values, x.row_splits, owner=owner)
-    if isinstance(x, tuple) and len(x) in (2, 3) and all(isinstance(part, Tensor) for part in x[:2]):
-        if len(x) == 3 and x[0].dim() == 2:
-            return _of_sparse(*x, owner)
-        return _of_offsets(*x, owner=owner)
+    if _has(x, "indices", "values", "dense_shape") and is_array(x.values):
+        return _of_sparse(_tensor(x.indices, owner), _tensor(x.values, owner), _tensor(x.dense_shape, owner), owner)
+    if _has(x, "values", "row_splits") and is_array(x.values):
+        return _of_offsets(_tensor(x.values, owner), _tensor(x.row_splits, owner), owner=owner)
+    if isinstance(x, tuple) and len(x) in (2, 3) and all(map(is_array, x[:2])):
+        parts = [_tensor(part, owner) if is_array(part) else part for part in x]
+        if len(x) == 3 and parts[0].dim() == 2:
+            return _of_sparse(parts[0], parts[1], parts[2], owner)
+        return _of_offsets(*parts, owner=owner)
+    if is_array(x):
+        return _of_array(own_array(x, owner, owner), owner)
     found = f"a tuple of {len(x)}" if isinstance(x, tuple) else type_name(x)
     raise TypeError(f"{owner}: must be {_FORMS}; got {found}")
+
+
+def _tensor(x: Any, owner: str) -> Any:
+    """Return a part of a feature, such as its values or offsets, as a tensor; a shape may be a tuple."""
+    if isinstance(x, Tensor) or not is_array(x):
+        return x
+    own = own_array(x, owner, owner)
+    if is_arrow(own):
+        own = own.to_numpy(zero_copy_only=False)
+    if own.dtype.kind not in "iuf":
+        raise TypeError(f"{owner}: must be {_FORMS}, of numbers; got {type_name(x)} of {own.dtype}")
+    return tensor_of_numpy(own)
+
+
+def _of_array(x: Any, owner: str) -> JaggedTensor:
+    """Convert a numpy or pyarrow array of integers; nulls, and what a mask covers, are no ids."""
+    if is_arrow(x):
+        values, count, width, offsets, valid = rows_of_arrow(x, owner)
+        if valid is not None and not bool(valid.any()):  # then the type says nothing
+            values = torch.zeros(len(valid), dtype=torch.int64)
+    else:
+        masked = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else None
+        data = np.asarray(x.data if masked is not None else x)
+        if data.ndim not in (1, 2):
+            raise ValueError(f"{owner}: an array of ids must have shape [B] or [B, L], got {list(data.shape)}")
+        values = tensor_of_numpy(data).reshape(-1) if data.dtype.kind in "iu" else data  # type: ignore[assignment]
+        valid = None if masked is None else torch.from_numpy(~masked).reshape(-1)
+        count, width, offsets = data.shape[0], data.size // max(len(data), 1), None
+    kind = values.dtype if isinstance(values, (Tensor, np.ndarray)) else "strings"
+    if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_floating_point():
+        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}")
+    if offsets is None:
+        assert width is not None
+        offsets = torch.arange(count + 1) * width
+    if valid is not None:
+        values, offsets = values[valid], lengths_to_offsets(valid.to(torch.int64))[offsets]
+    return _rows(owner, values, None, offsets=offsets)
 
 
 def _of_tensor(x: Tensor, owner: str) -> JaggedTensor:
