@@ -51,6 +51,7 @@ PACKAGES = [
     "torchsparse_rec.compat.converters",
 ]
 NAVIGATION = {
+    "Getting started": ["docs/tutorials/click_log"],
     "Tutorials": [
         f"docs/tutorials/{name}"
         for name in ("pytorch", "tensorflow", "feature_columns", "torchrec", "deeprec", "cluster")
