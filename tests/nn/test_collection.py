@@ -250,7 +250,10 @@ def test_bad_tables_are_refused() -> None:
 def test_bad_ids_are_named() -> None:
     collection = nn.EmbeddingBagCollection([config("a", 5, 2, ["f"]), config("b", 3, 2, ["g"])])
     x = KeyedJaggedTensor(["f", "g"], torch.tensor([4, 1, 3]), lengths=torch.tensor([2, 1]))
-    with pytest.raises(IndexError, match=r"indices\[2\].*3"):
+    with pytest.raises(IndexError, match=r"indices\[2\].*3: an id of feature 'g', example 0, .* 3 rows of table 'b'"):
+        collection(x)
+    x = KeyedJaggedTensor(["g", "f"], torch.tensor([2, -1, 4, 1]), lengths=torch.tensor([1, 0, 0, 0, 1, 2]))
+    with pytest.raises(IndexError, match=r"indices\[1\].*-1: an id of feature 'f', example 1, .* 5 rows of table 'a'"):
         collection(x)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,34 @@ def growing_untraced(look_up: Callable[..., Any], *arguments: Any) -> Any:
 def lookup_untraced(look_up: Callable[..., Any], *arguments: Any) -> Any:
     """Call a lookup outside of the compiled graph."""
     return look_up(*arguments)
+
+
+def place_of_id(message: str, x: Any, configs: Sequence[Any]) -> str:
+    """
+    Say in which feature, example and table an id is that a collection's operator has refused.
+
+    Args:
+        message: the operator's error, which has the id's position in ``x.values()``.
+        x: the ``KeyedJaggedTensor`` that was looked up.
+        configs: the configs of the collection's tables.
+
+    Returns:
+        The end of a message; an empty string if the error is about something else.
+    """
+    found = re.search(r"indices\[(\d+)\] must be in \[0, (\d+)\), got (-?\d+)$", message)
+    if found is None or int(x.values()[int(found[1])]) != int(found[3]):
+        return ""
+    place, rows = int(found[1]), int(found[2])
+    bag = int(torch.searchsorted(x.offsets(), place, right=True)) - 1
+    for key, bags in zip(x.keys(), x.stride_per_key(), strict=True):
+        if bag < bags:
+            tables = [
+                config.name for config in configs if key in config.feature_names and config.num_embeddings == rows
+            ]
+            of = f" of table {tables[0]!r}" if tables else ""
+            return f": an id of feature {key!r}, example {bag}, outside the {rows} rows{of}"
+        bag -= bags
+    return ""
 
 
 def check_export(module: torch.nn.Module, kind: str) -> None:

@@ -23,7 +23,7 @@ from ..variable.read_write_lock import ReadWriteLock, reading
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
-from ._refusals import growing_untraced
+from ._refusals import growing_untraced, place_of_id
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, embedding_names_by_table
@@ -218,7 +218,13 @@ class Collection(HasGradMode):
         """Look up a call's features; return them as one tensor, their ids, and the results of all lookups."""
         x, places, ids = self.inputs_of(features, **how)
         # Only tables that grow need the lengths: to read them back from a device takes time.
-        return x, ids, self._look_up(places, ids, x.length_per_key() if self._growing else None)
+        lengths = x.length_per_key() if self._growing else None
+        if torch.compiler.is_compiling():
+            return x, ids, self._look_up(places, ids, lengths)
+        try:
+            return x, ids, self._look_up(places, ids, lengths)
+        except IndexError as error:
+            raise IndexError(f"{error}{place_of_id(str(error), x, self._configs)}") from None
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
