@@ -16,7 +16,7 @@ from .._torch import is_run_again
 from ..variable.arguments import check_places, check_range
 from ..variable.training_rows import rows_together
 from .embedding_variable import EmbeddingVariable, begin_lookups
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 __all__ = ["rows_of_keys"]
 
@@ -32,13 +32,13 @@ class _Uses(NamedTuple):
 
 
 def rows_of_keys(
-    plan: Plan,
+    plan: LookupPlan,
     weights: list[Parameter],
     growing: Mapping[int, EmbeddingVariable],
     ids: Ids,
     lengths: Sequence[int],
     occurrences: Tensor | None = None,
-) -> tuple[Plan, list[Parameter], Ids]:
+) -> tuple[LookupPlan, list[Parameter], Ids]:
     """
     Replace the keys of tables that grow by rows.
 
@@ -92,7 +92,7 @@ def rows_of_keys(
 
 
 @lru_cache(maxsize=64)
-def _uses_of(plan: Plan, tables: tuple[int, ...]) -> list[_Uses]:
+def _uses_of(plan: LookupPlan, tables: tuple[int, ...]) -> list[_Uses]:
     """Return the lookups of some tables of a plan, in the order of their first features; not of tables without any."""
     # A feature that several lookups use is copied for each lookup of a table that grows.
     counts = Counter(plan.keys)

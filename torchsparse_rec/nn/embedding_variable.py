@@ -25,7 +25,7 @@ from ._read import TableSet, read
 from ._refusals import growing_untraced
 from ._route import PLAIN, route
 from .auto import AutoChoice
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 __all__ = ["EmbeddingVariable", "Export", "begin_lookups"]
 
@@ -136,7 +136,9 @@ class EmbeddingVariable(KeyedTable):
             return self._values_of_present(ids)
         return self._read_here(ids)
 
-    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(
+        self, plan: LookupPlan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None
+    ) -> Tensor:
         """Look up keys of this rank, by a plan whose lookups have them in order."""
         with as_stored():
             return self._look_up_here(ids.indices.to(self.key_dtype), occurrences).reshape(-1)
