@@ -308,7 +308,7 @@ def prebatched_row() -> Row:
             step = our_training(problem)
             # The file is open, and can be read after its name is removed.
             with tempfile.TemporaryDirectory() as folder:
-                source = wide_deep.generated_source(problem.settings(), Path(folder, "train.arrow"))
+                source = wide_deep.generated_examples(problem.settings(), Path(folder, "train.arrow"))
             device = torch.device(problem.device)
 
             def epochs() -> Any:

@@ -12,9 +12,9 @@ from ...typing import PartitionStrategy
 from ..checkpoints.format import check_crcs
 from ..checkpoints.growing import GrowingRows, growing_rows
 from ..checkpoints.names import Move, Target, keras_order, names_of, pairs_of, targets_of
-from ..checkpoints.plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
 from ..checkpoints.slots import Slots, check_rule, find_slots, steps_by_name, v1_slots
 from ..checkpoints.sources import Found, Source, open_source
+from ..checkpoints.transfers import Transfer, carry_out, check_arguments, check_contents, check_fit, group_of, moves_of
 from ..checkpoints.written import Saved, write_checkpoint, write_h5
 
 __all__ = ["load_tables", "save_tables"]
@@ -87,17 +87,17 @@ def load_tables(
     check_arguments("load_tables", optimizer, tables)
     source = open_source(path, partition_strategy)
     order = None if variables is None else keras_order(source, variables)
-    plans = [_planned(source, *pair, optimizer, order) for pair in pairs_of(source, model, tables)]
-    moves = [move for plan in plans for move in moves_of(plan)]
+    transfers = [_transfer_of(source, *pair, optimizer, order) for pair in pairs_of(source, model, tables)]
+    moves = [move for transfer in transfers for move in moves_of(transfer)]
     if dry_run:
         print(*moves, sep="\n")
         return moves
-    for found in dict.fromkeys(found for plan in plans for found in plan.all()):
+    for found in dict.fromkeys(found for transfer in transfers for found in transfer.all()):
         check_crcs(found.name, found.pieces())
-    for plan in plans:
-        check_contents(source.path, plan)
-    for plan in plans:
-        for _ in load_plan(plan, optimizer):
+    for transfer in transfers:
+        check_contents(source.path, transfer)
+    for transfer in transfers:
+        for _ in carry_out(transfer, optimizer):
             pass
     return moves
 
@@ -173,9 +173,9 @@ def save_tables(
 # ---- Loading --------------------------------------------------------------------------------------------------------
 
 
-def _planned(
+def _transfer_of(
     source: Source, target: Target, found: Found | str, optimizer: RowOptimizer | None, order: list[Found | None] | None
-) -> Plan:
+) -> Transfer:
     """Return a file's content for a table, checked."""
     growing = target.growing
     group = group_of(optimizer, target.parameter)
@@ -193,9 +193,9 @@ def _planned(
         rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
     if optimizer is not None and group is not None:
         check_rule(source.path, optimizer, group, slots)
-    plan = Plan(target, found if isinstance(found, Found) and growing is None else None, rows, slots)
-    check_plan(source.path, plan, optimizer, "beta1_power, iterations or global_step")
-    return plan
+    transfer = Transfer(target, found if isinstance(found, Found) and growing is None else None, rows, slots)
+    check_fit(source.path, transfer, optimizer, "beta1_power, iterations or global_step")
+    return transfer
 
 
 # ---- Saving ---------------------------------------------------------------------------------------------------------

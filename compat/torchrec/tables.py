@@ -14,10 +14,10 @@ from ...optim.row_optimizer import RowOptimizer
 from ..checkpoints.format import Piece
 from ..checkpoints.growing import GrowingRows
 from ..checkpoints.names import Move, Target, check_distinct, names_of, targets_of
-from ..checkpoints.plans import Plan, check_arguments, check_contents, check_plan, group_of, load_plan, moves_of
 from ..checkpoints.slots import Slots
+from ..checkpoints.transfers import Transfer, carry_out, check_arguments, check_contents, check_fit, group_of, moves_of
+from ._opened import Opened, open_content
 from ._parts import Parts, copy_kept
-from ._sources import Source, open_source
 from ._states import check_steps, find_states
 
 __all__ = ["load_tables"]
@@ -96,69 +96,69 @@ def load_tables(
         raise ValueError(f"load_tables: steps must be None or an integer of at least 0, got {steps!r}")
     parts = Parts(model)
     with agreeing(parts.group):
-        source = open_source(path)
+        opened = open_content(path)
         targets = targets_of(model, tables if isinstance(tables, Mapping) else None, parts=True)
         texts: list[str | None] = [None] * len(targets) if tables is None else [*names_of(targets, tables)]
-        named = [(target, source.find(target, text)) for target, text in zip(targets, texts, strict=True)]
-        check_distinct(source.path, named)
-        plans = [_planned(source, *pair, optimizer, steps, average_shards, parts) for pair in named]
-        moves = [move for plan in plans for move in moves_of(plan)]
-        for found in [] if dry_run else [found for plan in plans for found in plan.all()]:
+        named = [(target, opened.find(target, text)) for target, text in zip(targets, texts, strict=True)]
+        check_distinct(opened.path, named)
+        transfers = [_transfer_of(opened, *pair, optimizer, steps, average_shards, parts) for pair in named]
+        moves = [move for transfer in transfers for move in moves_of(transfer)]
+        for found in [] if dry_run else [found for transfer in transfers for found in transfer.all()]:
             found.pieces()  # by which checksums are compared
-        for plan in [] if dry_run else plans:
-            check_contents(source.path, plan)
+        for transfer in [] if dry_run else transfers:
+            check_contents(opened.path, transfer)
     if dry_run:
         if parts.rank == 0:
             print(*moves, sep="\n")
         return moves
-    together(parts.group, _loaded(plans, optimizer, parts))
+    together(parts.group, _loaded(transfers, optimizer, parts))
     return moves
 
 
-def _planned(
-    source: Source,
+def _transfer_of(
+    opened: Opened,
     target: Target,
     name: str,
     optimizer: RowOptimizer | None,
     steps: int | None,
     average_shards: bool,
     parts: Parts,
-) -> Plan:
+) -> Transfer:
     """Return a checkpoint's content for a table, checked."""
     group, kept = group_of(optimizer, target.parameter), parts.of(target.parameter)
     slots, rows = Slots({}, None), list[GrowingRows]()
     held = optimizer if group is not None else None
-    if name in source.dumps:
-        rows, said = source.dumps[name].rows(target.parameter.shape[1], held)
-        check_steps(source.path, name, said, steps)
+    if name in opened.dumps:
+        rows, said = opened.dumps[name].rows(target.parameter.shape[1], held)
+        check_steps(opened.path, name, said, steps)
         slots = Slots({}, steps if said is None else said)
         if held is not None and group is not None and {*held.rule(group).states} != {*rows[0].states}:
             raise ValueError(
-                f"{source.path}: {name!r} must have the states {list(held.rule(group).states)}, which "
+                f"{opened.path}: {name!r} must have the states {list(held.rule(group).states)}, which "
                 f"{type(held).__name__} keeps as its hyperparameters say, got {list(rows[0].states)}"
             )
     else:
-        found = source.variables[name]
+        found = opened.variables[name]
         if held is not None and group is not None:
-            its = source.states.get(name, {})
-            slots = find_states(source.path, found, its, held, group, steps, average_shards)
+            its = opened.states.get(name, {})
+            slots = find_states(opened.path, found, its, held, group, steps, average_shards)
         if target.growing is not None:  # a table of fixed size, whose rows become those of the keys 0, 1, ...
             rows, slots = [GrowingRows.of_fixed(found, slots.states)], slots._replace(states={})
     if kept is not None and held is not None:
         check_columns(target.parameter_name, kept.plan, target.parameter, None)
-    weight = None if rows or name in source.dumps else source.variables[name]
-    plan = Plan(target, weight, rows, slots)
+    weight = None if rows or name in opened.dumps else opened.variables[name]
+    transfer = Transfer(target, weight, rows, slots)
     shape = None if kept is None else (kept.rows, kept.dim)
-    check_plan(source.path, plan, held, "step or iter, or steps of load_tables", shape)
-    return plan
+    check_fit(opened.path, transfer, held, "step or iter, or steps of load_tables", shape)
+    return transfer
 
 
-def _loaded(plans: list[Plan], optimizer: RowOptimizer | None, parts: Parts) -> Generator[None, None, None]:
-    """Write all plans, a piece at a step."""
-    for plan in plans:
-        kept = parts.of(plan.target.parameter)
+def _loaded(transfers: list[Transfer], optimizer: RowOptimizer | None, parts: Parts) -> Generator[None, None, None]:
+    """Write all transfers, a piece at a step."""
+    for transfer in transfers:
+        kept = parts.of(transfer.target.parameter)
 
         def copy(piece: Piece, out: torch.Tensor, kept: Any = kept) -> None:
             copy_kept(piece, out, kept)
 
-        yield from load_plan(plan, optimizer, copy)
+        yield from carry_out(transfer, optimizer, copy)

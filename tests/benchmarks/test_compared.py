@@ -107,7 +107,7 @@ def test_every_form_of_dlrm_trains_the_same_weights(form, optimizer, benchmarks)
 def test_first_50_losses_of_dlrm_agree(mode, benchmarks):
     given = {"buckets": 2000, "max_cardinality": 5000, "grad_mode": mode, "samples": 1024, "held_out": 128}
     settings = dlrm.make_parser().settings({**SMALL, **given, "batch_size": 128})
-    found = benchmarks("dlrm_tensorflow").compare(settings, dlrm.make_source(settings), 50, lambda line: None)
+    found = benchmarks("dlrm_tensorflow").compare(settings, dlrm.make_examples(settings), 50, lambda line: None)
     assert len(found.losses["ours"]) == len(found.losses["tensorflow"]) == 50
     assert found.agrees() and found.tolerance == 1e-4
     assert found.losses["ours"][-1] < found.losses["ours"][0]
@@ -148,7 +148,7 @@ def test_first_50_losses_of_wide_deep_agree(benchmarks, monkeypatch):
     monkeypatch.setattr(beside, "FORMS", [form for form in beside.FORMS if form.lookup == "gather"])
     sizes = {"rows": 2000, "samples": 8192, "held_out": 256, "batch_size": 256}
     settings = wide_deep.make_parser().settings({**sizes, "columns": "hashed", "distribution": "zipf", "lr": 0.3})
-    found = beside.compare(settings, wide_deep.generated_source(settings), 50, lambda line: None)
+    found = beside.compare(settings, wide_deep.generated_examples(settings), 50, lambda line: None)
     assert len(found.losses["ours"]) == len(found.losses["tensorflow"]) == 50
     assert found.agrees() and found.tolerance == 1e-4
     assert len(found.seconds["ours"]) == len(found.seconds["tensorflow"]) == 5 * 7
@@ -162,4 +162,4 @@ def test_first_50_losses_of_the_blogs_model_agree(kind, benchmarks):
     """Train batches of 16,384 on 40 tables of 400k rows: 1.1 GB on each side."""
     sizes = {"rows": 400_000, "samples": 16 * 16_384, "held_out": 1, "batch_size": 16_384}
     settings = wide_deep.make_parser().settings({**sizes, "columns": kind})
-    assert benchmarks("wide_deep_tensorflow").compare(settings, wide_deep.generated_source(settings), 50).agrees()
+    assert benchmarks("wide_deep_tensorflow").compare(settings, wide_deep.generated_examples(settings), 50).agrees()

@@ -175,7 +175,7 @@ def test_a_prebatched_file_gives_the_texts_batches(stored, compression, tmp_path
         batches = [_as_integers(batch) for batch in batches]
     write_prebatched(arrow, batches, compression=compression)
     settings = small(batch_size=50, held_out=30)
-    one, other = (dlrm.make_source(settings, [path]) for path in (text, arrow))
+    one, other = (dlrm.make_examples(settings, [path]) for path in (text, arrow))
     same_batches(one.batches(0), other.batches(0))
     same_batches(one.batches(4), other.batches(4))
     same_batches(one.held_out, other.held_out)
@@ -197,13 +197,13 @@ def test_several_files_are_read_as_one(tmp_path):
     (tmp_path / "day_0").write_text("\n".join(lines[:100]))
     (tmp_path / "day_1").write_text("\n".join(lines[100:]))
     settings = small(batch_size=45)
-    one = dlrm.make_source(settings, [tmp_path / "all.txt"])
-    same_batches(one.batches(0), dlrm.make_source(settings, [tmp_path / "day_0", tmp_path / "day_1"]).batches(0))
+    one = dlrm.make_examples(settings, [tmp_path / "all.txt"])
+    same_batches(one.batches(0), dlrm.make_examples(settings, [tmp_path / "day_0", tmp_path / "day_1"]).batches(0))
 
 
 def test_files_of_both_kinds_are_refused(tmp_path):
     with pytest.raises(ValueError, match="--data must be all prebatched or all text, got a.txt, b.arrow"):
-        dlrm.make_source(small(), [Path("a.txt"), Path("b.arrow")])
+        dlrm.make_examples(small(), [Path("a.txt"), Path("b.arrow")])
 
 
 # ---- The network -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def trained(example: str) -> tuple[torch.nn.Module, Callable[..., Any], Any]:
     """Return an example's network, trained on generated clicks, its logits as a function, and held-out batches."""
     if example == "wide_deep":
         settings = settings_of(wide_deep, rows=300, embedding_dim=7, mlp=[16, 8], **SIZES)
-        source, transform = wide_deep.generated_source(settings), wide_deep.make_transform(settings)
+        source, transform = wide_deep.generated_examples(settings), wide_deep.make_transform(settings)
         model: Any = wide_deep.make_model(transform, settings)
 
         def logits(model: Any, batch: Any) -> torch.Tensor:
@@ -34,7 +34,7 @@ def trained(example: str) -> tuple[torch.nn.Module, Callable[..., Any], Any]:
     else:
         small = {"buckets": 500, "embedding_dim": 8, "bottom": [16], "top": [16], "max_cardinality": 500}
         settings = settings_of(dlrm, **small, **SIZES)
-        source, model = dlrm.make_source(settings), dlrm.make_model(settings)
+        source, model = dlrm.make_examples(settings), dlrm.make_model(settings)
 
         def logits(model: Any, batch: Any) -> torch.Tensor:
             return model(batch.numbers, batch.ids)

@@ -228,7 +228,7 @@ def losses_of(printed):
 
 def test_criteo_rows_are_held_out_one_in_ten(tmp_path):
     write_criteo(tmp_path / "train.txt", 437)
-    source = command.criteo_source(settings_of(command, batch_size=50, held_out=30), tmp_path / "train.txt")
+    source = command.criteo_examples(settings_of(command, batch_size=50, held_out=30), tmp_path / "train.txt")
     lines = (tmp_path / "train.txt").read_text().split("\n")
     wanted = [line for row, line in enumerate(lines) if row % 10 != 9]
 

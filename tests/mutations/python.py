@@ -183,8 +183,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/checkpoint/growing.py",
         "order",
-        "    # Only now: a checkpoint that failed has saved nothing.\n    rows.note_saved(",
-        "        rows.note_saved(",
+        "        # Only now: a checkpoint that failed has saved nothing.\n        rows.note_saved(",
+        "            rows.note_saved(",
         "variable",
     ),
     Mutation(

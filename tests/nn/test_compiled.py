@@ -10,7 +10,7 @@ from nn.cases import train_squares
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
 from torchsparse_rec.nn._fused_graph import current_lookup
-from torchsparse_rec.nn.plan import Plan
+from torchsparse_rec.nn.plan import LookupPlan
 
 
 def batch(seed: int, size: int) -> KeyedJaggedTensor:
@@ -196,7 +196,7 @@ def test_the_operator_that_reads_current_rows() -> None:
     for k in range(3):
         module(torch.tensor([[k]])).sum().backward()
         optimizer.step()
-    plan = Plan((0,), (0,), (0,), (20,), (3,), (-1,)).numbers()
+    plan = LookupPlan((0,), (0,), (0,), (20,), (3,), (-1,)).numbers()
     ids, offsets, weights = torch.tensor([1, 2, 9]), torch.tensor([0, 2, 3]), torch.rand(3, requires_grad=True)
     inputs = (ids, offsets, weights, [2], True, module._number, [0], plan)
     torch.library.opcheck(current_lookup, inputs)

@@ -10,37 +10,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..variable.arguments import LOAD_INSTEAD, SAVE_INSTEAD, check_whole
 from ..variable.filters import CounterAdmission, SketchAdmission
 from ..variable.keys import packed, unpacked
 from ..variable.records import RowPart
 from ..variable.rows import TableRows
 from ._checks import ContentChecks, check_metadata
+from .parts import Growing
 from .store import Chain, CheckpointStore
 
-__all__ = ["check_metadata", "checked", "checks_of", "metadata_of", "refill", "restore", "save", "seen_of", "shards_of"]
+__all__ = ["check_metadata", "checks_of", "metadata_of", "refill", "restore", "save", "seen_of", "shards_of"]
 
 
+@torch.no_grad()
 def save(
-    rows: TableRows, kind: str, path: str | os.PathLike[str], keep: int | None, on_phase: Callable[[str], None] | None
+    table: Growing, kind: str, path: str | os.PathLike[str], keep: int | None, on_phase: Callable[[str], None] | None
 ) -> int:
     """
     Write a version of a checkpoint, note it as the base of the next delta, and return its number.
 
     A ``"delta"`` is on top of the version that the rows have noted. See :meth:`EmbeddingVariable.save`.
     """
-    folder, states = CheckpointStore(path, keep=keep), rows.store.states
-    rows.evict()
-    since = base = None
-    if kind == "delta" and not rows.all_changed:
-        assert rows.saved is not None
-        step, _, base = rows.saved
-        since = None if states.moves_all_rows() else step
-    states.flush()
-    with folder.writer("full" if base is None else "delta", metadata_of(rows), base=base, on_phase=on_phase) as writer:
-        for name, tensors in shards_of(rows, since, base is not None):
-            writer.write(name, tensors)
-    # Only now: a checkpoint that failed has saved nothing.
-    rows.note_saved((rows.store.step, os.path.abspath(path), writer.number))
+    rows, method = table.table_rows, "EmbeddingVariable.save" if kind == "full" else "EmbeddingVariable.save_delta"
+    check_whole(table.stored_weight(), method, SAVE_INSTEAD)
+    if kind == "delta" and (rows.saved is None or rows.saved[1] != os.path.abspath(path)):
+        last = "there is none" if rows.saved is None else f"the last one is in {rows.saved[1]}"
+        raise ValueError(f"{method}: path must be the last checkpoint's, but {last}: save()")
+    with table.settled():
+        folder, states = CheckpointStore(path, keep=keep), rows.store.states
+        rows.evict()
+        since = base = None
+        if kind == "delta" and not rows.all_changed:
+            assert rows.saved is not None
+            step, _, base = rows.saved
+            since = None if states.moves_all_rows() else step
+        states.flush()
+        metadata = metadata_of(rows)
+        with folder.writer("full" if base is None else "delta", metadata, base=base, on_phase=on_phase) as writer:
+            for name, tensors in shards_of(rows, since, base is not None):
+                writer.write(name, tensors)
+        # Only now: a checkpoint that failed has saved nothing.
+        rows.note_saved((rows.store.step, os.path.abspath(path), writer.number))
     return writer.number
 
 
@@ -100,7 +110,7 @@ def shards_of(
 # ---- Restoration -----------------------------------------------------------------------------------------------------
 
 
-def checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: int | None) -> list[Chain]:
+def _checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: int | None) -> list[Chain]:
     """
     Open the checkpoints of some folders, and read them, to see that they can all be restored.
 
@@ -145,17 +155,22 @@ def checks_of(rows: TableRows) -> ContentChecks:
     return ContentChecks(store.weight.shape[1], store.key_dtype, store.states.known_states())
 
 
-def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: int) -> None:
-    """
-    Replace all rows by the checkpoints' rows.
-
-    Args:
-        rows: the rows of the variable.
-        chains: the result of :func:`checked`.
-        shard: the number of this shard: only keys with ``key mod num_shards == shard`` are restored.
-        num_shards: the number of shards; 1: all keys are restored.
-    """
-    store = rows.store
+def restore(
+    table: Growing,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    version: int | None,
+    shard: int,
+    num_shards: int,
+) -> None:
+    """Replace all rows by the rows of checkpoints, see :meth:`EmbeddingVariable.restore`."""
+    check_whole(table.stored_weight(), "EmbeddingVariable.restore", LOAD_INSTEAD)
+    if not 0 <= shard < num_shards:
+        raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    if not paths:
+        raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
+    rows = table.table_rows
+    chains = _checked(rows, paths, version)
 
     def wanted() -> Iterator[tuple[str, dict[str, Tensor]]]:
         for chain in chains:
@@ -165,11 +180,12 @@ def restore(rows: TableRows, chains: Sequence[Chain], shard: int, num_shards: in
                     tensors = {key: x[mine] for key, x in tensors.items()}
                 yield name, tensors
 
-    for _ in refill(rows, [chain.version.metadata for chain in chains], wanted()):
-        pass
-    if len(chains) == num_shards == 1:
-        newest = chains[0].version
-        rows.note_saved((store.step, os.path.abspath(chains[0].path), newest.number))
+    with torch.no_grad(), table.replacing():
+        for _ in refill(rows, [chain.version.metadata for chain in chains], wanted()):
+            pass
+        if len(chains) == num_shards == 1:
+            newest = chains[0].version
+            rows.note_saved((rows.store.step, os.path.abspath(chains[0].path), newest.number))
 
 
 def refill(

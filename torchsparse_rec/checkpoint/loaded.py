@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._checks import ContentChecks
-from .growing import seen_of
+from .._torch import as_stored
+from ..variable.rows import TableRows
+from .growing import checks_of, seen_of
 from .manifest import CheckpointError
 
-__all__ = ["counts_of", "problem_of_keys", "problem_of_state"]
+__all__ = ["check_state", "counts_of", "problem_of_keys"]
 
 _FORMS = {"entries": (torch.int64, 2), "counters": (torch.int64, 1), "free_rows": (torch.int32, 1)}
 
@@ -71,28 +72,38 @@ def problem_of_keys(state: Mapping[str, Any], prefix: str, reserved: int, rows: 
     return None
 
 
-def problem_of_state(
-    state: Mapping[str, Any], prefix: str, checks: ContentChecks, dim: int, sketch: Tensor | None, reserved: int
-) -> str | None:
+def check_state(rows: TableRows, state: Mapping[str, Any], prefix: str) -> None:
     """
-    Return why a table that grows cannot have a state, which has its weight, or None.
+    Raise ``RuntimeError`` if a table that grows cannot have a state, which has its weight.
 
     Args:
+        rows: the rows of the table.
         state: the state of its module, and perhaps others.
         prefix: the prefix of the module's names.
-        checks: the checks of the table, for rows of other tiers.
-        dim: the dim of the rows.
-        sketch: the sketch of the table's filter, if it has one.
-        reserved: the argument of :class:`KeyRows`.
     """
-    weight, extra = state[f"{prefix}weight"], f"{prefix}_extra_state"
+    method, name = "EmbeddingVariable.load_state_dict", rows.store.name
+    filtered = any(name.startswith(f"{prefix}admission.") for name in state)
+    if state[f"{prefix}weight"] is not None and filtered != (rows.admission is not None):
+        has, wants = ("a filter", "none") if filtered else ("no filter", "one")
+        raise RuntimeError(
+            f"{method}: the state_dict of {name!r} has {has}, the variable {wants}: the rows of their keys differ; use "
+            "save() and restore()"
+        )
+    with as_stored():
+        problem = _problem_of_state(rows, state, prefix)
+    if problem is not None:
+        raise RuntimeError(f"{method}: of {name!r}: {problem}")
+
+
+def _problem_of_state(rows: TableRows, state: Mapping[str, Any], prefix: str) -> str | None:
+    weight, extra, dim = state[f"{prefix}weight"], f"{prefix}_extra_state", rows.store.weight.shape[1]
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] != dim:
         return f"{prefix}weight must be [rows, {dim}], got {_form(weight)}"
-    if problem := problem_of_keys(state, f"{prefix}keys.", reserved, len(weight)):
+    if problem := problem_of_keys(state, f"{prefix}keys.", rows.store.keys.reserved, len(weight)):
         return problem
     if extra in state and counts_of(state[extra]) is None:
         return f"{extra} must have counts of global_step, evicted, seen, got {repr(state[extra]):.100}"
-    given = state.get(f"{prefix}admission.sketch")
+    sketch, given = getattr(rows.admission, "sketch", None), state.get(f"{prefix}admission.sketch")
     if sketch is not None and given is not None:
         if not isinstance(given, Tensor) or given.shape != sketch.shape or given.dtype != sketch.dtype:
             return f"{prefix}admission.sketch must be {_form(sketch)}, got {_form(given)}"
@@ -104,9 +115,11 @@ def problem_of_state(
         if not all(isinstance(x, Tensor) for x in cold.values()):
             return f"{prefix}cold must be tensors"
         try:
-            checks.check_shard(f"{prefix}cold", "rows", cold)
+            checks_of(rows).check_shard(f"{prefix}cold", "rows", cold)
         except CheckpointError as error:
             return str(error)
+        if rows.cold is None and len(cold.get("keys", ())):
+            return "some rows are of other tiers, which this variable does not have: use save() and restore()"
     return None
 
 

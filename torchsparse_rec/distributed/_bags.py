@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._reduction import SUM
-from ..nn.plan import Ids, Plan, counts_of
+from ..nn.plan import Ids, LookupPlan, counts_of
 from ._columns import Columns
 from ._ids import bad_id, reordered
 from .exchange import Asked, LookUp, Place, Sizes
@@ -63,7 +63,7 @@ class Bags:
 
     def __init__(
         self,
-        whole: Plan,
+        whole: LookupPlan,
         units: Sequence[Unit],
         features: Sequence[str],
         dtype: torch.dtype,
@@ -89,7 +89,7 @@ class Bags:
         self.tables = sorted({unit.table for unit in own})
         place = {table: k for k, table in enumerate(self.tables)}
         widths = {unit.table: unit.end - unit.begin for unit in own}
-        self._own = Plan(
+        self._own = LookupPlan(
             tuple(place[unit.table] for unit in own),
             tuple(range(len(own))),
             tuple(whole.modes[unit.lookup] for unit in own),

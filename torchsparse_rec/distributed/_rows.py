@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._reduction import SUM
-from ..nn.plan import Ids, Plan, counts_of
+from ..nn.plan import Ids, LookupPlan, counts_of
 from ..ops.embedding_collection import lookup
 from ..ops.route import route
 from ..tables.blocks import Blocks
@@ -41,7 +41,7 @@ class RowShards:
 
     def __init__(
         self,
-        whole: Plan,
+        whole: LookupPlan,
         tables: Sequence[int],
         features: Sequence[str],
         dtype: torch.dtype,
@@ -67,7 +67,7 @@ class RowShards:
         self._firsts = [part.tables.index(table) for table in self._segments] if merge else list(range(self.width))
         self._own = self._plan_of_own()
 
-    def _plan_of_own(self) -> Plan:
+    def _plan_of_own(self) -> LookupPlan:
         """Return the plan by which this rank looks up the requests of all ranks."""
         segments, ranks = range(self.width), range(self.ranks)
         if self._merge:
@@ -79,7 +79,7 @@ class RowShards:
             blocks = Blocks(size)
             rows.append(size if self._copied else blocks.rows_of(self.rank, self.ranks))
             padding.append(row if self._copied or row < 0 else blocks.row_of(row, self.rank, self.ranks))
-        return Plan(
+        return LookupPlan(
             tuple(self._segments[segment] for _, segment in order),
             tuple(rank * self.width + segment for rank, segment in order),
             (SUM,) * len(order),

@@ -14,7 +14,7 @@ from .._reduction import POOLING, SUM
 from .._torch import as_stored
 from ..initializers import Constant, Normal, TruncatedNormal, Uniform
 from ..nn import Embedding, EmbeddingBag, EmbeddingBagCollection, EmbeddingVariable
-from ..nn.plan import Plan
+from ..nn.plan import LookupPlan
 from ..tables.stale import is_parameter
 from ..tables.table import table_of
 from .plan import ColumnWise, TablePlan
@@ -134,7 +134,7 @@ def tables_of(title: str, module: Any) -> list[ModuleTable]:
     ]
 
 
-def lookups_of(module: Any, tables: Sequence[ModuleTable]) -> tuple[Plan, Sequence[str]]:
+def lookups_of(module: Any, tables: Sequence[ModuleTable]) -> tuple[LookupPlan, Sequence[str]]:
     """Return the plan of a module's lookups, and the names of what that calls keys."""
     if not isinstance(module, (Embedding, EmbeddingBag, EmbeddingVariable)):
         return module.lookup_plan()  # type: ignore[no-any-return]
@@ -142,7 +142,7 @@ def lookups_of(module: Any, tables: Sequence[ModuleTable]) -> tuple[Plan, Sequen
     rows = table.rows or 1  # of a table that grows nobody asks
     padding = -1 if table.padding_idx is None else table.padding_idx % rows
     mode = SUM if table.pooling is None else POOLING[table.pooling]
-    return Plan((0,), (0,), (mode,), (rows,), (table.dim,), (padding,)), table.features
+    return LookupPlan((0,), (0,), (mode,), (rows,), (table.dim,), (padding,)), table.features
 
 
 def check_columns(name: str, plan: TablePlan, weight: Parameter, max_norm: float | None) -> None:

@@ -16,7 +16,7 @@ from ..nn import EmbeddingVariable
 from ..nn.collection import Collection
 from ..nn.grad_mode import GradModeMixin
 from ..nn.lookup_sparse import SparseTables, check_lengths, checked, ids_of, part_of, weight_of
-from ..nn.plan import Ids, Plan, counts_of
+from ..nn.plan import Ids, LookupPlan, counts_of
 from .shards import NO_GRAPH, Shards
 
 __all__ = ["look_up_together", "note_split"]
@@ -124,7 +124,7 @@ class _Together:
         parts, dims = result.split(self._whole.sizes(ids)), self._whole.columns()
         return [part.view(bags, dim) for part, bags, dim in zip(parts, ids.bags, dims, strict=True)]
 
-    def lookup_plan(self) -> tuple[Plan, list[str]]:
+    def lookup_plan(self) -> tuple[LookupPlan, list[str]]:
         return self._whole, self._features
 
     def stored_weights(self) -> list[Parameter]:
@@ -139,7 +139,9 @@ class _Together:
             if isinstance(owner, GradModeMixin):
                 owner.check_fused()
 
-    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(
+        self, plan: LookupPlan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None
+    ) -> Tensor:
         with as_stored():
             found = self._tables.look_up(plan, tables, ids, counts_of(ids), occurrences)
         return torch.cat([each.reshape(-1) for each in found])

@@ -89,7 +89,7 @@ def metrics_of_clicks(model: nn.Module, logits: Callable[[Any], Tensor], batches
 
 
 @dataclass
-class Source:
+class Examples:
     """Examples: their name, an epoch's batches from a number on, how many there are if known, and those held out."""
 
     name: str
@@ -113,15 +113,15 @@ class Run:
     def __post_init__(self) -> None:
         self._began = time.perf_counter() - self.seconds
 
-    def batches(self, source: Source, ranks: Ranks, device: torch.device) -> Iterator[tuple[Any, int, Any]]:
+    def batches(self, examples: Examples, ranks: Ranks, device: torch.device) -> Iterator[tuple[Any, int, Any]]:
         """Yield this rank's parts of an epoch's batches, each with the batch's size and the part that follows it."""
-        parts: Iterable[Any] = ((x.rows(ranks.span(x.size)), x.size) for x in source.batches(self.batch))
+        parts: Iterable[Any] = ((x.rows(ranks.span(x.size)), x.size) for x in examples.batches(self.batch))
         parts = parts if device.type == "cpu" else DeviceLoader(parts, device)
-        left = None if source.length is None else source.length - self.batch
+        left = None if examples.length is None else examples.length - self.batch
         show = None if ranks.rank == 0 else False
         bar = progress_bar(parts, f"epoch {self.epoch + 1}", "batches", show, total=left, leave=False)
         if (this := next(bar, None)) is None:
-            raise ValueError(f"{source.name}: there is no batch {self.batch} any more")
+            raise ValueError(f"{examples.name}: there is no batch {self.batch} any more")
         while this is not None:
             following = next(bar, None)
             yield *this, following and following[0]
@@ -163,9 +163,9 @@ class Run:
         self._began += time.perf_counter() - began
 
 
-def about(program: str, settings: Any, source: Source, device: torch.device) -> dict[str, Any]:
+def about(program: str, settings: Any, examples: Examples, device: torch.device) -> dict[str, Any]:
     """Return what a checkpoint says beside its run; with other values it cannot go on."""
-    return {"program": program, "settings": vars(settings), "data": source.name, "device": device.type}
+    return {"program": program, "settings": vars(settings), "data": examples.name, "device": device.type}
 
 
 def saved_of(arguments: argparse.Namespace, own: Path, program: str, ranks: Ranks) -> dict[str, Any] | None:

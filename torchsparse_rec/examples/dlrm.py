@@ -20,7 +20,7 @@ from torchsparse_rec.data.criteo import CATEGORIES, COLUMNS, INTEGERS, as_tensor
 from torchsparse_rec.data.generated import effects, generator_of, zipf
 from torchsparse_rec.distributed.torchrun import Ranks, run_command
 from torchsparse_rec.examples import _common
-from torchsparse_rec.examples._common import GRAD_MODES, OPTIMIZERS, Run, Source
+from torchsparse_rec.examples._common import GRAD_MODES, OPTIMIZERS, Examples, Run
 from torchsparse_rec.nn.linear import linear
 
 PROGRAM = "python -m torchsparse_rec.examples.dlrm"
@@ -92,15 +92,15 @@ class Generator:
         return Batch(labels, numbers, spread((values + features * 0x3C6EF372) & 0xFFFFFFFF))
 
 
-def make_source(settings: Namespace, paths: Sequence[Path] = ()) -> Source:
-    """Return the source of the files' rows, one in ten of them held out, or of generated examples without files."""
+def make_examples(settings: Namespace, paths: Sequence[Path] = ()) -> Examples:
+    """Return the examples of the files' rows, one in ten of them held out, or of generated examples without files."""
     size = settings.batch_size
     if not paths:
         generator = Generator(size, settings.max_cardinality, settings.seed)
         length, held_out = -(-settings.samples // size), -(-settings.held_out // size)
         held = [generator.batch(number) for number in range(length, length + held_out)]
         name = f"{length} batches of {generator}"
-        return Source(name, lambda first: map(generator.batch, range(first, length)), length, held)
+        return Examples(name, lambda first: map(generator.batch, range(first, length)), length, held)
     prebatched = [path.suffix in (".arrow", ".prebatched") for path in paths]
     if any(prebatched) != all(prebatched):
         raise ValueError(f"--data must be all prebatched or all text, got {', '.join(map(str, paths))}")
@@ -115,7 +115,7 @@ def make_source(settings: Namespace, paths: Sequence[Path] = ()) -> Source:
 
     name = ", ".join(f"{path.name} of {path.stat().st_size:,} bytes" for path in paths) + f" in batches of {size}"
     held = list(map(batch, held_out_rows(rows(), settings.held_out)))
-    return Source(name, lambda first: map(batch, islice(kept_rows(rows()), first, None)), None, held)
+    return Examples(name, lambda first: map(batch, islice(kept_rows(rows()), first, None)), None, held)
 
 
 # ---- Model -----------------------------------------------------------------------------------------------------------
@@ -295,8 +295,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.compare:
             settings = parser.settings(vars(arguments))
             check(arguments, settings)
-            source, steps = make_source(settings), arguments.steps or 100
-            return _common.compare("dlrm_tensorflow", arguments, settings, source, steps)
+            examples, steps = make_examples(settings), arguments.steps or 100
+            return _common.compare("dlrm_tensorflow", arguments, settings, examples, steps)
         return train(parser, arguments, ranks)
 
 
@@ -309,15 +309,15 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
     check(arguments, settings)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-    source = make_source(settings, arguments.data or ())
+    examples = make_examples(settings, arguments.data or ())
     model = make_model(settings, storage_of(arguments, settings, ranks)).to(arguments.device)
     rows = f"of {settings.buckets:,} rows and" if settings.tables == "hashed" else "of"
-    ranks.print(f"data: {source.name}; 26 {settings.tables} tables {rows} dim {settings.embedding_dim}")
+    ranks.print(f"data: {examples.name}; 26 {settings.tables} tables {rows} dim {settings.embedding_dim}")
     if ranks.group:
         distributed.shard(model, plan=arguments.plan or "auto")
         ranks.print(str(distributed.plan_of(model)).splitlines()[-1])
     optimizer, run = OPTIMIZERS[settings.optimizer](model.parameters(), lr=settings.lr, in_backward=True), Run()
-    about = _common.about(PROGRAM, settings, source, arguments.device)
+    about = _common.about(PROGRAM, settings, examples, arguments.device)
     if saved:
         run, _ = _common.load(saved, model, optimizer, arguments, ranks, **about)
 
@@ -325,7 +325,7 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
         return model(batch.numbers.to(arguments.device), batch.ids.to(arguments.device))
 
     while not run.is_over(arguments.epochs, arguments.steps):
-        for batch, size, following in run.batches(source, ranks, arguments.device):
+        for batch, size, following in run.batches(examples, ranks, arguments.device):
             if following is not None and "_" in (arguments.tiers or ""):  # rows below the first tier are read ahead
                 for table, ids in zip(model.tables().values(), following.ids, strict=True):
                     table.prefetch(ids)
@@ -333,7 +333,7 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
             run.add(loss, size, following is None)
             is_over = run.is_over(arguments.epochs, arguments.steps)
             if is_over or following is None or run.is_at(arguments.evaluate_every):
-                record = run.record(lambda: _common.metrics_of_clicks(model, logits, source.held_out, ranks))
+                record = run.record(lambda: _common.metrics_of_clicks(model, logits, examples.held_out, ranks))
                 ranks.print(_common.line_of_clicks(record, arguments.epochs))
             is_full, is_delta = run.is_at(arguments.save_every), run.is_at(arguments.delta_every)
             if folder and (is_over or is_full or is_delta):

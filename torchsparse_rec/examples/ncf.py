@@ -21,7 +21,7 @@ from torchsparse_rec.data.generated import interactions
 from torchsparse_rec.data.pairs import PairSet, latest
 from torchsparse_rec.distributed.torchrun import Ranks, run_command
 from torchsparse_rec.examples import _common
-from torchsparse_rec.examples._common import GRAD_MODES, Run, Source
+from torchsparse_rec.examples._common import GRAD_MODES, Examples, Run
 
 PROGRAM = "python -m torchsparse_rec.examples.ncf"
 RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
@@ -317,18 +317,18 @@ def train(parser: Parser, arguments: Namespace, data: releases.Interactions, fol
     split = leave_one_out(data, arguments.device)
     candidates = candidates_of(leave_one_out(data), settings.seed).to(arguments.device)
     generator = torch.Generator(arguments.device).manual_seed(settings.seed)
-    source = Source(data.fingerprint(), *batches(split, settings, generator))
+    examples = Examples(data.fingerprint(), *batches(split, settings, generator))
     model = make_model(data.num_users, data.num_items, settings).to(arguments.device)
     if ranks.group:
         distributed.shard(model, plan=arguments.plan or "auto")
         ranks.print(str(distributed.plan_of(model)).splitlines()[-1])
     optimizer, run = make_optimizer(model, settings), Run()
-    about = _common.about(PROGRAM, settings, source, arguments.device)
+    about = _common.about(PROGRAM, settings, examples, arguments.device)
     if saved:
         run, said = _common.load(saved, model, optimizer, arguments, ranks, **about)
         generator.set_state(said["generator"])
     while not run.is_over(arguments.epochs):
-        for batch, size, following in run.batches(source, ranks, arguments.device):
+        for batch, size, following in run.batches(examples, ranks, arguments.device):
             loss = _common.train(model, optimizer, model(batch.users, batch.items), batch.labels, ranks)
             run.add(loss, size, following is None)
         record = run.record(lambda: evaluate(model, split, candidates, ranks))

@@ -22,7 +22,7 @@ from torchsparse_rec.data.criteo import CATEGORIES, INTEGERS, held_out_rows, kep
 from torchsparse_rec.data.generated import effects, generator_of, zipf
 from torchsparse_rec.distributed.torchrun import Ranks, run_command
 from torchsparse_rec.examples import _common
-from torchsparse_rec.examples._common import GRAD_MODES, OPTIMIZERS, RATES, Run, Source
+from torchsparse_rec.examples._common import GRAD_MODES, OPTIMIZERS, RATES, Examples, Run
 from torchsparse_rec.nn.linear import linear
 
 PROGRAM = "python -m torchsparse_rec.examples.wide_deep"
@@ -87,12 +87,12 @@ class Generator:
         return logits
 
 
-def generated_source(settings: Namespace, path: Path | None = None) -> Source:
+def generated_examples(settings: Namespace, path: Path | None = None) -> Examples:
     """Return generated examples; a file at ``path`` keeps those of an epoch, prebatched, and is made if missing."""
     generator = Generator(settings.rows, settings.batch_size, settings.distribution, settings.seed)
     length, held_out = (-(-count // settings.batch_size) for count in (settings.samples, settings.held_out))
     name = f"{length} batches of {generator}"
-    generated = Source(name, lambda first: map(generator.batch, range(first, length)), length)
+    generated = Examples(name, lambda first: map(generator.batch, range(first, length)), length)
     generated.held_out = [generator.batch(number) for number in range(length, length + held_out)]
     if path is None:
         return generated
@@ -110,10 +110,10 @@ def generated_source(settings: Namespace, path: Path | None = None) -> Source:
             f"{path} has {len(dataset)} batches of other examples than {name}: give it another name, or remove it"
         )
     read = lambda begin: (Batch(x[LABEL].to(torch.float32), x) for x in islice(dataset, begin, None))  # noqa: E731
-    return Source(name, read, length, generated.held_out)
+    return Examples(name, read, length, generated.held_out)
 
 
-def criteo_source(settings: Namespace, path: Path) -> Source:
+def criteo_examples(settings: Namespace, path: Path) -> Examples:
     """Return the rows of a file of Criteo's, which is read anew in every epoch. Every tenth row is held out."""
 
     def rows() -> Iterator[Any]:
@@ -126,7 +126,7 @@ def criteo_source(settings: Namespace, path: Path) -> Source:
 
     name = f"{path.name} of {path.stat().st_size:,} bytes in batches of {settings.batch_size}"
     held_out = list(map(batch, held_out_rows(rows(), settings.held_out)))
-    return Source(name, lambda first: map(batch, islice(kept_rows(rows()), first, None)), None, held_out)
+    return Examples(name, lambda first: map(batch, islice(kept_rows(rows()), first, None)), None, held_out)
 
 
 # ---- Columns ---------------------------------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ def main(argv: list[str] | None = None) -> int:
         ranks = _common.begin(arguments, "torchmetrics", "safetensors")
         if arguments.compare:
             settings = settings_of(parser, arguments, None)
-            source = generated_source(settings, arguments.prebatched)
-            return _common.compare("wide_deep_tensorflow", arguments, settings, source, arguments.steps or 100)
+            examples = generated_examples(settings, arguments.prebatched)
+            return _common.compare("wide_deep_tensorflow", arguments, settings, examples, arguments.steps or 100)
         return train(parser, arguments, ranks)
 
 
@@ -303,21 +303,21 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
     saved = _common.saved_of(arguments, checkpoint, PROGRAM, ranks)
     settings = settings_of(parser, arguments, saved)
     if arguments.criteo:
-        source = criteo_source(settings, arguments.criteo)
+        examples = criteo_examples(settings, arguments.criteo)
     else:
         if arguments.prebatched:  # the first rank writes it, where it is not there
-            ranks.from_first(lambda: bool(generated_source(settings, arguments.prebatched)))
-        source = generated_source(settings, arguments.prebatched)
+            ranks.from_first(lambda: bool(generated_examples(settings, arguments.prebatched)))
+        examples = generated_examples(settings, arguments.prebatched)
     transform = make_transform(settings, is_criteo=bool(arguments.criteo))
     model, tables = make_model(transform, settings), transform.embedding_bag_configs()
     size = 4e-9 * sum(table.num_embeddings * table.embedding_dim for table in tables)
-    ranks.print(f"data: {source.name}; {len(tables)} tables, {size:.3g} GB")
+    ranks.print(f"data: {examples.name}; {len(tables)} tables, {size:.3g} GB")
     model, transform = model.to(arguments.device), transform.to(arguments.device)
     if ranks.group:
         distributed.shard(model, plan=arguments.plan or "auto")
         ranks.print(str(distributed.plan_of(model)).splitlines()[-1])
     optimizer, run = OPTIMIZERS[settings.optimizer](model.parameters(), lr=settings.lr, in_backward=True), Run()
-    about = _common.about(PROGRAM, settings, source, arguments.device)
+    about = _common.about(PROGRAM, settings, examples, arguments.device)
     if saved:
         run, _ = _common.load(saved, model, optimizer, arguments, ranks, **about)
 
@@ -326,12 +326,12 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
         return model(found.dense, found.sparse)
 
     while not run.is_over(arguments.epochs, arguments.steps):
-        for batch, size, following in run.batches(source, ranks, arguments.device):
+        for batch, size, following in run.batches(examples, ranks, arguments.device):
             loss = _common.train(model, optimizer, logits(batch), batch.labels.to(arguments.device), ranks)
             run.add(loss, size, following is None)
             is_over = run.is_over(arguments.epochs, arguments.steps)
             if is_over or following is None or run.is_at(arguments.evaluate_every):
-                record = run.record(lambda: _common.metrics_of_clicks(model, logits, source.held_out, ranks))
+                record = run.record(lambda: _common.metrics_of_clicks(model, logits, examples.held_out, ranks))
                 ranks.print(_common.line_of_clicks(record, arguments.epochs))
                 if not arguments.no_checkpoint:
                     run.save(checkpoint, model, optimizer, **about)

@@ -51,7 +51,7 @@ from ._graph_owners import Owner
 from ._prepared import Prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import have_hooks
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 _lock = threading.RLock()
 _lookups = itertools.count()
@@ -83,7 +83,7 @@ class FusedLookups:
         leaf: the tensor on which the lookups depend instead of the tables.
     """
 
-    def __init__(self, plan: Plan, module: Owner, numbers: tuple[int, ...], leaf: Tensor) -> None:
+    def __init__(self, plan: LookupPlan, module: Owner, numbers: tuple[int, ...], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
         self._module, self._numbers = weakref.ref(module), numbers
         self._node: Any = None

@@ -17,7 +17,7 @@ from .._torch_modules import is_alive
 from ._fused import FusedLookups
 from ._graph_owners import owner_of
 from ._read import TableSet, read, weights_gradient
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 _calls = itertools.count()
 
@@ -29,7 +29,7 @@ def number_of_call() -> int:
 
 
 def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> FusedLookups:
-    return owner_of(number)._fused_lookups(Plan.of_numbers(plan), tuple(tables))  # type: ignore[no-any-return]
+    return owner_of(number)._fused_lookups(LookupPlan.of_numbers(plan), tuple(tables))  # type: ignore[no-any-return]
 
 
 # In a library of their own: these operators are Python, and mean nothing without the module that they name.
@@ -129,11 +129,11 @@ def _tables_of(number, tables):
 def _read(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     with as_stored():
-        return tuple(read(Plan.of_numbers(plan), _tables_of(number, tables), ids))
+        return tuple(read(LookupPlan.of_numbers(plan), _tables_of(number, tables), ids))
 
 
 def _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
-    made, ids = Plan.of_numbers(plan), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+    made, ids = LookupPlan.of_numbers(plan), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     dtype = owner_of(number).stored_weights()[tables[0]].dtype
     return (
         indices.new_empty(made.output_shape(ids), dtype=dtype),
@@ -143,7 +143,7 @@ def _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number,
 
 def _read_backward(grad, indices, offsets, per_sample_weights, output, bags, side_by_side, number, tables, plan):
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    return weights_gradient(Plan.of_numbers(plan), _tables_of(number, tables), ids, grad, output)
+    return weights_gradient(LookupPlan.of_numbers(plan), _tables_of(number, tables), ids, grad, output)
 
 
 def _read_backward_fake(grad, indices, offsets, per_sample_weights, *_):

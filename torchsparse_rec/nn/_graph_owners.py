@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch.nn import Parameter
 
-from .plan import Plan
+from .plan import LookupPlan
 
 
 class Owner(Protocol):
@@ -17,7 +17,7 @@ class Owner(Protocol):
 
     def stored_weights(self) -> Sequence[Parameter]: ...
 
-    def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> Any: ...
+    def _fused_lookups(self, plan: LookupPlan, tables: tuple[int, ...]) -> Any: ...
 
 
 _numbers = itertools.count()

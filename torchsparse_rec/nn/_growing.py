@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..variable.arguments import check_range
+from .._torch import is_run_again
+from ..variable.arguments import check_places, check_range
 from ..variable.training_rows import rows_together
-from .embedding_variable import EmbeddingVariable, begin_lookups, those_that_take_all
-from .plan import Ids, Plan
+from .embedding_variable import EmbeddingVariable, begin_lookups
+from .plan import Ids, LookupPlan
 
 __all__ = ["rows_of_keys"]
 
@@ -31,13 +32,13 @@ class _Uses(NamedTuple):
 
 
 def rows_of_keys(
-    plan: Plan,
+    plan: LookupPlan,
     weights: list[Parameter],
     growing: Mapping[int, EmbeddingVariable],
     ids: Ids,
     lengths: Sequence[int],
     occurrences: Tensor | None = None,
-) -> tuple[Plan, list[Parameter], Ids]:
+) -> tuple[LookupPlan, list[Parameter], Ids]:
     """
     Replace the keys of tables that grow by rows.
 
@@ -66,7 +67,7 @@ def rows_of_keys(
     ends = list(accumulate(lengths))
     begins = [0, *ends]
     uses = _uses_of(plan, tuple(growing))
-    usual = those_that_take_all([growing[its.table] for its in uses])
+    usual = _those_that_take_all([growing[its.table] for its in uses])
     together = [its for its, is_usual in zip(uses, usual, strict=True) if is_usual and all(its.alone)]
     made = _rows_together(ids.indices, [growing[its.table] for its in together], [its.keys for its in together], ends)
     if len(together) == len(uses):
@@ -91,7 +92,7 @@ def rows_of_keys(
 
 
 @lru_cache(maxsize=64)
-def _uses_of(plan: Plan, tables: tuple[int, ...]) -> list[_Uses]:
+def _uses_of(plan: LookupPlan, tables: tuple[int, ...]) -> list[_Uses]:
     """Return the lookups of some tables of a plan, in the order of their first features; not of tables without any."""
     # A feature that several lookups use is copied for each lookup of a table that grows.
     counts = Counter(plan.keys)
@@ -112,7 +113,7 @@ def _rows_of_one(variable: EmbeddingVariable, weight: Parameter, keys: Tensor) -
     check_range("lookup: input", keys, variable.key_dtype)
     if variable.key_dtype == torch.int32:
         keys = keys.int()
-    variable._check_places()
+    check_places(variable.name, variable.stored_weight(), variable.keys)
     if variable.trains():
         with variable.writing():
             return weight, variable.rows_of(keys)
@@ -145,6 +146,21 @@ def _rows_together(ids: Tensor, variables: list[EmbeddingVariable], keys: list[l
     for place, piece in zip(places, rows.split(sizes), strict=True):
         made[place] = piece
     return made
+
+
+def _those_that_take_all(variables: Sequence[EmbeddingVariable]) -> list[bool]:
+    """Say which tables' lookups insert and count every int64 key, without a filter or other tiers."""
+    if torch.compiler.is_exporting() or is_run_again():
+        return [False] * len(variables)
+    learns = torch.is_grad_enabled()
+    return [
+        variable.training
+        and (learns or variable._model is None)
+        and variable.key_dtype == torch.int64
+        and variable._rows.admission is None
+        and variable._rows.cold is None
+        for variable in variables
+    ]
 
 
 def _rows_of_parts(ids: Tensor, parts: list[tuple[int, int]], variables: list[EmbeddingVariable]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A table of rows by key: its contents, and the calls from optimizers."""
+"""A table of rows by key: its contents, its state_dict, and the calls from optimizers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ from torch.nn import Parameter
 
 from .._torch import as_stored
 from .._torch_modules import is_averaging
-from ..checkpoint.growing import checked, restore
+from ..checkpoint.growing import restore
+from ..checkpoint.loaded import check_state, counts_of
 from ..checkpoint.parts import SavedRows, SavedTable
-from ..tables.growing import Places
-from ..tables.table import split_part, table_of
+from ..tables.growing import Places, marked, plain_rows
+from ..tables.part import are_left_out
+from ..tables.table import split_part
 from ..typing import GradMode
-from ..variable.arguments import check_arguments, given_keys, given_numbers, given_values, is_in_job
+from ..variable.arguments import (
+    LOAD_INSTEAD,
+    SAVE_INSTEAD,
+    check_arguments,
+    check_whole,
+    given_exports,
+    given_keys,
+    given_numbers,
+    given_values,
+    is_in_job,
+)
 from ..variable.cold import ColdRows
 from ..variable.filters import CounterAdmission, admission_of
 from ..variable.initial import InitialRows
 from ..variable.keys import KeyRows
 from ..variable.optimizer_rows import new_zeros
 from ..variable.options import EmbeddingVariableOption
-from ..variable.own_tensors import OwnTensors
+from ..variable.own_tensors import leave_inference_mode
 from ..variable.read_write_lock import ReadWriteLock, writing
-from ..variable.records import Export
+from ..variable.records import Export, RowPart
 from ..variable.rows import TableRows
 from ..variable.share import keep
 from ..variable.store import RowStore
@@ -40,7 +52,7 @@ __all__ = ["KeyedTable"]
 
 
 class KeyedTable(GradModeMixin):
-    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds checkpoints and lookups."""
+    """The base class of :class:`EmbeddingVariable`, which has the same arguments, and adds lookups and checkpoints."""
 
     keys: KeyRows
 
@@ -91,8 +103,7 @@ class KeyedTable(GradModeMixin):
         self._init_grad_mode(grad_mode)
         store.tend(self)
         if option.ckpt is not None and option.ckpt.ckpt_to_load_from is not None:
-            with torch.no_grad():
-                restore(self._rows, checked(self._rows, [option.ckpt.ckpt_to_load_from], None), 0, 1)
+            restore(self, option.ckpt.ckpt_to_load_from, None, 0, 1)
 
     @property
     def cold(self) -> ColdRows | None:
@@ -240,22 +251,9 @@ class KeyedTable(GradModeMixin):
             >>> table.insert_export({"var/part_0-keys": keys, "var/part_0-values": values})
             2
         """
-        prefixes = [name.removesuffix("-keys") for name in tensors if name.endswith("-keys")]
-        if not prefixes:
-            raise ValueError(
-                f"EmbeddingVariable.insert_export: tensors must have names that end with '-keys', got {sorted(tensors)}"
-            )
         inserted = 0
-        for prefix in prefixes:
-            if f"{prefix}-values" not in tensors:
-                raise ValueError(
-                    f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys"
-                )
-            keys = torch.as_tensor(tensors[f"{prefix}-keys"])
-            rest = [
-                tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
-            ]
-            self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
+        for keys, *rest in given_exports(tensors):
+            self.insert(keys, *rest)
             here = self._here(keys.to(self.stored_weight().device))
             inserted += len(keys) if here is None else int(here.sum())
         return inserted
@@ -324,27 +322,77 @@ class KeyedTable(GradModeMixin):
             0
         """
         with self._lock.reading():
-            keys, weight, training = self.keys, self._store.weight, self._training
-            states = sum(c.values.numel() * c.values.element_size() for c in self._store.states.columns())
-            first = "hbm" if weight.is_cuda else "dram"
-            looked_up = max(training.looked_up, 1)
-            numbers = {
-                "keys": len(self._rows),
-                "admitted": keys.insertions,
-                "filtered": 0 if self.admission is None else int(self.admission.filtered),
-                "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
-                "evicted": self._rows.evicted,
-                "failed": keys.failed,
-                "capacity": keys.capacity,
-                "global_step": self.global_step,
-                f"rows_{first}": len(keys),
-                f"bytes_{first}": weight.numel() * weight.element_size() + states + keys.nbytes(),
-                f"hit_rate_{first}": 1 - training.found_cold / looked_up,
-                "bytes_filter": 0 if self.admission is None else self.admission.nbytes(),
-            }
-            if self.cold is not None:
-                numbers.update(self.cold.stats(looked_up))
-            return numbers
+            return self._training.stats()
+
+    # ---- state_dict --------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Return the state as :meth:`torch.nn.Module.state_dict` does, with copies of the rows in other tiers.
+
+        All of it is of one moment, even if another thread trains. The rows of the first tier are the table's own, and
+        training changes them later: copy them, or use :meth:`save`.
+
+        Raises:
+            RuntimeError: the table is split over ranks: tensors of one rank under one name would lose the others' keys.
+        """
+        with self.settled():
+            return super().state_dict(*args, **kwargs)
+
+    def get_extra_state(self) -> Tensor:
+        """Return the state that is not in tensors, for ``state_dict()``, as a tensor: much code takes only these."""
+        return torch.tensor([self.global_step, self._rows.evicted, self._rows.seen], device="cpu")
+
+    def set_extra_state(self, state: Tensor | dict[str, int]) -> None:
+        """Take over the result of :meth:`get_extra_state`, which was a dict in older versions."""
+        counts = counts_of(state)
+        if counts is None:
+            raise ValueError(f"EmbeddingVariable {self.name!r}: the extra state must have three counts, got {state!r}")
+        self.global_step, self._rows.evicted, self._rows.seen = counts
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if are_left_out(split_part(self.stored_weight())):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            for name in ("weight", "_extra_state"):
+                del destination[f"{prefix}{name}"]
+            return
+        check_whole(self.stored_weight(), "state_dict", SAVE_INSTEAD)
+        if self.cold is not None:
+            for name, values in self.cold.state_dict().items():
+                destination[f"{prefix}cold.{name}"] = values
+        self._flush()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars and f"{prefix}weight" in destination and not self.keys.counters.is_meta:
+            marked(destination[f"{prefix}weight"], (self.keys.places(),))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None:
+            check_whole(self.stored_weight(), "load_state_dict", LOAD_INSTEAD)
+        if f"{prefix}weight" in state_dict:  # rows, keys and what belongs to them load together or not at all
+            check_state(self._rows, state_dict, prefix)
+        self._flush()
+        stored = self.stored_weight()
+        if weight is not None:
+            state_dict[f"{prefix}weight"] = weight = plain_rows(weight)
+        cold = {
+            name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
+            for name in list(state_dict)
+            if name.startswith(f"{prefix}cold.")
+        }
+        if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
+            self._store.resize(weight.shape[0])
+        with as_stored():
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._store.tend(self)  # the Parameter may be another
+        self._training.forget()
+        if weight is None:
+            return
+        self._rows.note_saved(None)  # these rows have nothing to do with the last checkpoint
+        if self.cold is not None:
+            self.cold.clear()
+            if cold:
+                self.cold.put(RowPart.of_tensors(cold, stored.device))
 
     # ---- Calls from an optimizer: see StepListener in tables/table.py ------------------------------------------------
 
@@ -360,17 +408,8 @@ class KeyedTable(GradModeMixin):
             made_there = [table for table in tables if table._store.keys.counters.is_inference()]
             if made_there and not torch.is_inference_mode_enabled():
                 for table in made_there:
-                    table._leave_inference_mode()
+                    leave_inference_mode(table)
             yield
-
-    def _leave_inference_mode(self) -> None:
-        """Replace tensors made in inference mode: no other mode may write them."""
-        for module in self.modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_inference():
-                    module._buffers[name] = buffer.clone()
-            if isinstance(module, OwnTensors):
-                module._apply(torch.clone)
 
     @staticmethod
     def all_step(tables: Sequence[KeyedTable]) -> None:
@@ -396,34 +435,8 @@ class KeyedTable(GradModeMixin):
         with nullcontext() if model is None else model.writing(), self.writing():
             self._flush()
             if model is not None and not self.keys.places().are(model.keys.places()):
-                self._follow(model)
+                self._training.follow(model._training)
             return self.keys.places()
-
-    @torch.no_grad()
-    def _follow(self, model: KeyedTable) -> None:
-        """Take over the keys of another table, and keep the values of keys that are in both."""
-        weight = self.stored_weight()
-        if self.cold is not None or model.cold is not None:
-            raise RuntimeError(
-                f"EmbeddingVariable {self.name!r}: a table in tiers cannot be averaged, since rows are elsewhere: take "
-                "it out of the AveragedModel, or average by export(), lookup() and insert()"
-            )
-        if table_of(weight).rows is not None:
-            return  # it is trained by itself: its rows will not be averaged with others'
-        rows = model.keys.rows().to(weight.device)
-        keys = model.keys.entries[:, 0].to(weight.device)[rows]
-        before = self.keys.find(keys)
-        values = self.initial.rows_of(keys, weight, before < 0)
-        values = torch.where((before < 0)[:, None], values, weight.detach()[before.clamp_min(0)])
-        made = new_zeros((model.keys.capacity, self.embedding_dim), weight.dtype, weight.device)
-        made[: self.keys.reserved] = self._training.default
-        made[rows] = values
-        self._store.replace(made)
-        self.keys.follow(model.keys)
-        if self.admission is not None and model.admission is not None:
-            self.admission.load_state_dict(model.admission.state_dict())
-        self.set_extra_state(model.get_extra_state())
-        self._training.forget()
 
     def history_ends(self) -> None:
         """Flush the rows of other tiers, before the optimizer forgets its history."""

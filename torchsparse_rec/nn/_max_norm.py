@@ -10,10 +10,12 @@ from torch import Tensor
 
 from .. import _reduction
 from ..ops.embedding import lookup_bags
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 
-def look_up_clipped(rows_of: Callable[[Plan, Ids], Tensor], part: Plan, ids: Ids, max_norm: float) -> Tensor:
+def look_up_clipped(
+    rows_of: Callable[[LookupPlan, Ids], Tensor], part: LookupPlan, ids: Ids, max_norm: float
+) -> Tensor:
     """
     Return the results of a plan, whose tables all have this ``max_norm``; a row for each id is made first.
 
@@ -45,7 +47,7 @@ def look_up_clipped(rows_of: Callable[[Plan, Ids], Tensor], part: Plan, ids: Ids
     return torch.cat(pooled, -1)
 
 
-def _matrices(flat: Tensor, part: Plan, ids: Ids) -> list[Tensor]:
+def _matrices(flat: Tensor, part: LookupPlan, ids: Ids) -> list[Tensor]:
     """Split rows that lie end to end into a matrix for each lookup."""
     return [x.reshape(-1, n) for x, n in zip(flat.split(part.sizes(ids)), part.columns(), strict=True)]
 

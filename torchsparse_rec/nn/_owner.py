@@ -19,7 +19,7 @@ from ._fused import FusedLookups
 from ._graph_owners import register_owner
 from ._read import TableSet
 from ._refusals import Refusals
-from .plan import NO_LOOKUPS, Plan
+from .plan import NO_LOOKUPS, LookupPlan
 
 
 class TableOwner(torch.nn.Module):
@@ -92,8 +92,8 @@ def _flush_untraced(module: TableOwner) -> None:
 class FusedOwner(Refusals):
     """A module with fused lookups: it holds the hidden leaf on which they depend in autograd's graph."""
 
-    _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
-    _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
+    _fused: dict[tuple[LookupPlan, tuple[int, ...]], FusedLookups]
+    _last_fused: tuple[LookupPlan, tuple[int, ...], FusedLookups] | None
     _last_way: Any
     """A way of ``_route.py``, which imports this module: its types cannot be imported here."""
     _known_tables: dict[tuple[int, ...], TableSet]
@@ -120,7 +120,7 @@ class FusedOwner(Refusals):
             lookups.check(lookups.tables())
             self._last_fused = last
 
-    def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:
+    def _fused_lookups(self, plan: LookupPlan, tables: tuple[int, ...]) -> FusedLookups:
         """Return the :class:`FusedLookups` of some tables by a plan, made at the first call."""
         # The last one is kept besides the dict: a plan of many tables takes long to hash.
         if self._last_fused is not None and self._last_fused[0] is plan and self._last_fused[1] == tables:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..optim.row_optimizer import RowOptimizer
     from ..tables.gradients import StepGroup
     from ._read import TableSet
-    from .plan import Ids, Plan
+    from .plan import Ids, LookupPlan
 
 __all__ = ["Prepared"]
 
@@ -64,7 +64,7 @@ class Prepared:
                 return False
         return True
 
-    def step(self, plan: Plan, grad: Tensor, ids: Ids, argmax: Tensor | None) -> bool:
+    def step(self, plan: LookupPlan, grad: Tensor, ids: Ids, argmax: Tensor | None) -> bool:
         """
         Step all tables, or return False with nothing done where the complete way is needed.
 

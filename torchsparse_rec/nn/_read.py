@@ -25,7 +25,7 @@ from ..ops.embedding import coo_tensor
 from ..ops.embedding_collection import tell
 from ..tables.table import RowStates, Table, table_of
 from .gradients import CoalescedMark, coalesced_mark
-from .plan import NOTHING_MISSED, Held, Ids, Missed, Plan, joined, part_of
+from .plan import NOTHING_MISSED, Held, Ids, LookupPlan, Missed, joined, part_of
 
 if TYPE_CHECKING:
     from ..tables.steps import Steps
@@ -50,9 +50,9 @@ class ReadGroup:
         self.states: list[Tensor] = []
         self.last_steps: list[Tensor] = []
         # The plan of the last call and, from its second call on, the kernels' copy of it.
-        self.held: tuple[Plan | None, Held | None] = None, None
+        self.held: tuple[LookupPlan | None, Held | None] = None, None
 
-    def hold(self, plan: Plan, weights: list[Tensor]) -> Held | None:
+    def hold(self, plan: LookupPlan, weights: list[Tensor]) -> Held | None:
         """Have the kernels hold a plan, if the last call was by it too: to hold many in turn costs more than lists."""
         its_second = self.held[0] is plan and not see_operators(weights)
         held = Held(plan, weights, self.states, self.last_steps) if its_second else None
@@ -141,7 +141,7 @@ class TableSet:
         return [ReadGroup(None, range(len(self.tables)))]
 
 
-def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
+def read(plan: LookupPlan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
     """Look up rows, brought up to date, without a gradient; return results and argmax."""
     weights = tables.weights
     groups = tables.kept
@@ -191,7 +191,7 @@ def _is_to_be_written(table: Table) -> bool:
     return rows is not None and rows.clock.history is not None and rows.current != rows.clock.step
 
 
-def weights_gradient(plan: Plan, tables: TableSet, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
+def weights_gradient(plan: LookupPlan, tables: TableSet, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
     """Return the gradient of ``per_sample_weights``, from rows brought up to date."""
     total = None
     with torch.no_grad(), as_stored():
@@ -277,7 +277,7 @@ class _StaleLookup(torch.autograd.Function):
 stale_bare = bare_apply(_StaleLookup)
 
 
-def look_up_stale(plan: Plan, kind: str, tables: TableSet, ids: Ids) -> Tensor:
+def look_up_stale(plan: LookupPlan, kind: str, tables: TableSet, ids: Ids) -> Tensor:
     """Return the result of a lookup that gives its tables gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
     apply = _StaleLookup.apply if is_seen() or is_wrapped(ids.indices) else stale_bare
     return apply(plan, kind, ids.bags, ids.side_by_side, tables, *ids[:3], *tables.weights)  # type: ignore[no-any-return]

@@ -43,7 +43,7 @@ from ._owner import FusedOwner
 from ._read import TableSet, look_up_stale, owned_table, read, stale_bare
 from ._refusals import check_export, check_shards, lookup_untraced
 from .auto import AutoChoice, choose
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 __all__ = [
     "CURRENT",
@@ -168,7 +168,7 @@ def _is_untraceable(module: FusedOwner, kind: str) -> bool:
 
 
 def look_up(
-    module: FusedOwner, tables: Sequence[int], weights: list[Parameter], kind: str, plan: Plan, ids: Ids
+    module: FusedOwner, tables: Sequence[int], weights: list[Parameter], kind: str, plan: LookupPlan, ids: Ids
 ) -> Tensor:
     """Look up some of a module's tables by a plan of their own; they have one dtype and gradients of one kind."""
     if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
@@ -177,7 +177,7 @@ def look_up(
 
 
 def look_up_by(
-    way: str, module: FusedOwner, tables: Sequence[int], weights: list[Parameter], kind: str, plan: Plan, ids: Ids
+    way: str, module: FusedOwner, tables: Sequence[int], weights: list[Parameter], kind: str, plan: LookupPlan, ids: Ids
 ) -> Tensor:
     """Do as :func:`look_up`, by a known route."""
     if way == OUTSIDE:
@@ -244,7 +244,7 @@ class Way(NamedTuple):
 
     options: Sequence[Any]
     """The values of a module's ``_OPTIONS``, if it has one table."""
-    plan: Plan
+    plan: LookupPlan
     kind: str
     lookups: FusedLookups | None
     tables: TableSet
@@ -295,7 +295,7 @@ def kept_way(module: FusedOwner, ids: Tensor, per_sample_weights: Tensor | None 
     return way if weight is not None and way.is_of([weight], ids, per_sample_weights) else None
 
 
-def keep_way(module: FusedOwner, plan: Plan, kind: str, tables: Sequence[int], weights: list[Parameter]) -> None:
+def keep_way(module: FusedOwner, plan: LookupPlan, kind: str, tables: Sequence[int], weights: list[Parameter]) -> None:
     """Keep the way that a lookup has just gone, if the next one may go it by the comparison in :class:`Way` only."""
     if module._grad_mode == "auto" or not torch.is_grad_enabled() or is_seen() or not are_trained(weights):
         return

@@ -29,7 +29,7 @@ from .auto import AutoChoice, choose
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
-from .plan import Ids, Plan, counts_of, joined
+from .plan import Ids, LookupPlan, counts_of, joined
 
 # float32 cannot hold the square of a larger max_norm.
 _LARGEST_NORM = 1e19
@@ -122,7 +122,7 @@ class Collection(HasGradMode):
             children._modules[config.name] = _new_table(config, device)
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
-        self._whole = Plan(
+        self._whole = LookupPlan(
             tuple(tables),
             tuple(self._features.index(feature) for feature in self._lookup_features),
             tuple(modes[k] for k in tables),
@@ -132,7 +132,7 @@ class Collection(HasGradMode):
         )
         self._max_norms = [getattr(config, "max_norm", None) for config in configs]
         self._clips = any(self._max_norms)
-        self._plans: dict[tuple, Plan] = {}
+        self._plans: dict[tuple, LookupPlan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         lock = ReadWriteLock()
         for variable in self._growing.values():
@@ -168,7 +168,7 @@ class Collection(HasGradMode):
             for key, config, table in self.configured()
         ]
 
-    def lookup_plan(self) -> tuple[Plan, list[str]]:
+    def lookup_plan(self) -> tuple[LookupPlan, list[str]]:
         """Return the plan of all lookups, and the names of the features that it numbers."""
         return self._whole, self._features
 
@@ -203,7 +203,7 @@ class Collection(HasGradMode):
                 )
         return [found[feature] for feature in self._features]
 
-    def _plan(self, places: list[int]) -> Plan:
+    def _plan(self, places: list[int]) -> LookupPlan:
         if places is self._in_order:
             return self._whole
         key = tuple(places)
@@ -246,7 +246,7 @@ class Collection(HasGradMode):
 
     def _look_up_growing(
         self,
-        plan: Plan,
+        plan: LookupPlan,
         tables: Sequence[int],
         growing: Mapping[int, EmbeddingVariable],
         ids: Ids,
@@ -267,7 +267,9 @@ class Collection(HasGradMode):
                     sized = self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
                 return self._look_up_rows(sized, weights, ids, kinds, tables)
 
-    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(
+        self, plan: LookupPlan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None
+    ) -> Tensor:
         """
         Look up some tables; table k of ``plan`` is table ``tables[k]`` of the collection.
 
@@ -286,7 +288,12 @@ class Collection(HasGradMode):
             return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids, tables), tables)
 
     def _look_up_rows(
-        self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str], tables: Sequence[int] | None = None
+        self,
+        plan: LookupPlan,
+        weights: list[Parameter],
+        ids: Ids,
+        kinds: list[str],
+        tables: Sequence[int] | None = None,
     ) -> Tensor:
         tables = range(len(weights)) if tables is None else tables
         alike = kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1
@@ -304,7 +311,9 @@ class Collection(HasGradMode):
             results.append((plan.lookups_of(chosen), result, part.sizes(ids)))
         return joined(results)
 
-    def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids, tables: Sequence[int] | None = None) -> list[str]:
+    def _kinds(
+        self, plan: LookupPlan, weights: list[Parameter], ids: Ids, tables: Sequence[int] | None = None
+    ) -> list[str]:
         """Return the layout of each table's gradient."""
         autos: list[AutoChoice] = []
         if self._grad_mode == "auto":

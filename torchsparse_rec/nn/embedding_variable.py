@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,27 +12,27 @@ from torch import Tensor
 
 from .. import ops
 from .._reduction import SUM
-from .._torch import as_stored, is_run_again
+from .._torch import as_stored
 from .._torch_modules import any_in_fsdp, is_copied_to_average, is_in_ddp
-from ..tables.growing import GrowingRows
+from ..checkpoint.growing import restore, save
 from ..tables.table import Table, is_growing_stale, table_of
-from ..variable.arguments import check_trainable, check_whole
+from ..variable.arguments import check_places, check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows, begin
-from ._keyed_checkpoints import KeyedCheckpoints
+from ._keyed_table import KeyedTable
 from ._lookup import check_ids, look_up, rows_like
 from ._read import TableSet, read
 from ._refusals import growing_untraced
 from ._route import PLAIN, route
 from .auto import AutoChoice
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
-__all__ = ["EmbeddingVariable", "Export", "begin_lookups", "those_that_take_all"]
+__all__ = ["EmbeddingVariable", "Export", "begin_lookups"]
 
 _CALL_INSTEAD = "the module that distributed.shard() has split"
 
 
-class EmbeddingVariable(KeyedCheckpoints):
+class EmbeddingVariable(KeyedTable):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -124,7 +125,7 @@ class EmbeddingVariable(KeyedCheckpoints):
 
     def _look_up_here(self, ids: Tensor, occurrences: Tensor | None = None) -> Tensor:
         """Return the rows of keys ``[N]`` that all belong to this process; see :meth:`rows_of`."""
-        self._check_places()
+        check_places(self.name, self.stored_weight(), self.keys)
         if self.trains():
             with self.writing():
                 rows = self.rows_of(ids, occurrences)
@@ -135,7 +136,9 @@ class EmbeddingVariable(KeyedCheckpoints):
             return self._values_of_present(ids)
         return self._read_here(ids)
 
-    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None) -> Tensor:
+    def look_up_tables(
+        self, plan: LookupPlan, tables: Sequence[int], ids: Ids, occurrences: Tensor | None = None
+    ) -> Tensor:
         """Look up keys of this rank, by a plan whose lookups have them in order."""
         with as_stored():
             return self._look_up_here(ids.indices.to(self.key_dtype), occurrences).reshape(-1)
@@ -161,18 +164,6 @@ class EmbeddingVariable(KeyedCheckpoints):
         check_whole(self.stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
         keys = self._as_keys(input.values() if input.is_nested else input)
         return rows_like(input, self._read_here(keys))
-
-    def _check_places(self) -> None:
-        """Raise ``RuntimeError`` if the table has been given rows of other keys, as by ``functional_call``."""
-        weight = self.stored_weight()
-        if type(weight) is GrowingRows:
-            for places in weight.places:
-                places.check(self.keys.places())
-        elif weight.shape[0] != self.keys.capacity:
-            raise RuntimeError(
-                f"EmbeddingVariable {self.name!r}: its weight has {weight.shape[0]} rows, but its keys have "
-                f"{self.keys.capacity}: rows taken before the table grew do not fit its present keys"
-            )
 
     @torch.no_grad()
     def _read_here(self, ids: Tensor) -> Tensor:
@@ -278,6 +269,112 @@ class EmbeddingVariable(KeyedCheckpoints):
         """The choice that ``grad_mode="auto"`` has made."""
         return self._auto
 
+    # ---- Checkpoints in folders --------------------------------------------------------------------------------------
+
+    def save(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
+    ) -> int:
+        """
+        Write a full checkpoint: all rows of all tiers, optimizer states, filters.
+
+        One rename at the end makes it the next numbered version under ``path``: whenever the process is killed, and
+        whatever fails, earlier versions stay whole. Evict options are applied first.
+
+        Args:
+            path: a folder that is only for this variable.
+            keep: the number of restorable versions that stay, the last ones. Default: all.
+            on_phase: a function that is called with the name of each phase.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ImportError: safetensors is missing (the extra ``checkpoint``).
+            OSError: the disk is full or fails; the error names the file.
+
+        Source: DeepRec's full checkpoints. The files are safetensors.
+
+        Example:
+            >>> import tempfile
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> folder = tempfile.mkdtemp()
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.save(folder)
+            1
+            >>> table.insert([8, 9], [[5.0, 6.0], [7.0, 8.0]])
+            >>> table.save_delta(folder)
+            2
+            >>> other = EmbeddingVariable(2)
+            >>> other.restore(folder)
+            >>> other.export().values
+            tensor([[1., 2.],
+                    [5., 6.],
+                    [7., 8.]])
+        """
+        return save(self, "full", path, keep, on_phase)
+
+    def save_delta(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
+    ) -> int:
+        """
+        Write the changes since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
+
+        If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
+        changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
+        a full version may be written.
+
+        Args:
+            path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
+            keep: the argument of :meth:`save`.
+            on_phase: the argument of :meth:`save`.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ValueError: the last checkpoint is in another folder, there is none, or a state_dict has been loaded since.
+            OSError: the disk is full or fails; the error names the file.
+
+        Source: DeepRec's incremental checkpoints.
+
+        Example:
+            See :meth:`save`.
+        """
+        return save(self, "delta", path, keep, on_phase)
+
+    def restore(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        version: int | None = None,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> None:
+        """
+        Restore the variable from a checkpoint, which may come from other tiers, another capacity or device.
+
+        The states of the optimizer that holds ``weight`` are restored too. So make the optimizer before; if it has
+        other parameters too, also load its state_dict before.
+
+        Args:
+            path: a folder of :meth:`save`; or several, of the shards of one table.
+            version: the checkpoint's number. Default: the newest.
+            shard: the number of this shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
+            num_shards: the number of shards. Default 1: all keys are restored.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            OSError: a file cannot be read. If it disappears while rows are written, the rows read until then stay.
+            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype. Or it is damaged, or not a
+                variable's checkpoint; then the error names the file. The variable is unchanged then: everything is read
+                and checked first.
+
+        Example:
+            See :meth:`save`.
+        """
+        restore(self, path, version, shard, num_shards)
+
     # ---- Rows in training, for collections too -----------------------------------------------------------------------
 
     @torch.no_grad()
@@ -331,21 +428,6 @@ class EmbeddingVariable(KeyedCheckpoints):
 
 
 # ---- Several tables --------------------------------------------------------------------------------------------------
-
-
-def those_that_take_all(variables: Sequence[EmbeddingVariable]) -> list[bool]:
-    """Say which tables' lookups insert and count every int64 key, without a filter or other tiers."""
-    if torch.compiler.is_exporting() or is_run_again():
-        return [False] * len(variables)
-    learns = torch.is_grad_enabled()
-    return [
-        variable.training
-        and (learns or variable._model is None)
-        and variable.key_dtype == torch.int64
-        and variable._rows.admission is None
-        and variable._rows.cold is None
-        for variable in variables
-    ]
 
 
 def begin_lookups(variables: Sequence[EmbeddingVariable], counts: Sequence[int]) -> list[TrainingRows]:

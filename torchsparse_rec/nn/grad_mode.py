@@ -20,7 +20,7 @@ from ._lookup import renormalise
 from ._owner import FusedOwner, TableOwner
 from ._route import OUTSIDE, explained, gradient_kinds, keep_way, look_up_by, route
 from .auto import AutoChoice, as_bytes, choose
-from .plan import NO_LOOKUPS, Ids, Plan
+from .plan import NO_LOOKUPS, Ids, LookupPlan
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
@@ -73,7 +73,7 @@ class GradModeMixin(HasGradMode, TableOwner):
     _sparse: bool
     _auto: AutoChoice
     norm_type: float
-    _last_plan: Plan = NO_LOOKUPS
+    _last_plan: LookupPlan = NO_LOOKUPS
     _last_way: Any = None
 
     def _init_grad_mode(self, grad_mode: GradMode | None) -> None:
@@ -175,16 +175,16 @@ class GradModeMixin(HasGradMode, TableOwner):
             keep_way(self, plan, kind, (0,), [weight])
         return result
 
-    def look_up_tables(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
+    def look_up_tables(self, plan: LookupPlan, tables: Sequence[int], ids: Ids) -> Tensor:
         """Look up the table, or its part of this rank, by a plan of any number of lookups."""
         weight = self.stored_weight()
         with as_stored():
             kind, way = self._begin(weight, ids.indices)
             return look_up_by(way, self, (0,), [weight], kind, plan, ids)
 
-    def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
+    def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> LookupPlan:
         """Return the plan of the module's only lookup: the last plan again if it is equal, as that is found fastest."""
-        plan = Plan((0,), (0,), (mode,), (num_embeddings,), (embedding_dim,), (padding,), scaled)
+        plan = LookupPlan((0,), (0,), (mode,), (num_embeddings,), (embedding_dim,), (padding,), scaled)
         if torch.compiler.is_compiling():
             return plan
         if self._last_plan != plan:

@@ -24,7 +24,7 @@ from ._route import PLAIN, look_up_by, route
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
 from .gradients import coalesced_mark
-from .plan import Ids, Plan
+from .plan import Ids, LookupPlan
 
 __all__ = ["SparseTables", "check_lengths", "checked", "ids_of", "lookup_sparse", "part_of", "weight_of"]
 
@@ -158,7 +158,7 @@ class SparseTables:
                 self.owners.append(checked(given, k))
             tables.append(place)
         stored = [weight_of(owner) for owner in self.owners]
-        self.plan = Plan(
+        self.plan = LookupPlan(
             tuple(tables),
             tuple(range(len(tables))),
             tuple(COMBINERS[combiner] for combiner in combiners),
@@ -168,7 +168,12 @@ class SparseTables:
         )
 
     def look_up(
-        self, plan: Plan, tables: Sequence[int], ids: Ids, lengths: Sequence[int], occurrences: Tensor | None = None
+        self,
+        plan: LookupPlan,
+        tables: Sequence[int],
+        ids: Ids,
+        lengths: Sequence[int],
+        occurrences: Tensor | None = None,
     ) -> list[Tensor]:
         """
         Look up some tables; return ``[B, D]`` for each lookup.
@@ -193,7 +198,9 @@ class SparseTables:
             return _look_up(owners, plan.of_sizes(weights), weights, ids, kinds)
 
 
-def _look_up(owners: Sequence[Any], plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> list[Tensor]:
+def _look_up(
+    owners: Sequence[Any], plan: LookupPlan, weights: list[Parameter], ids: Ids, kinds: list[str]
+) -> list[Tensor]:
     groups: dict[tuple, list[int]] = {}
     for k, (owner, weight, kind) in enumerate(zip(owners, weights, kinds, strict=True)):
         alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter)
@@ -216,7 +223,7 @@ def _look_up(owners: Sequence[Any], plan: Plan, weights: list[Parameter], ids: I
     return [results[number] for number in range(len(plan.tables))]
 
 
-def _look_up_alone(way: str, owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
+def _look_up_alone(way: str, owner: Any, weight: Parameter, kind: str, part: LookupPlan, ids: Ids) -> Tensor:
     """Look up a table that only its module can read and update."""
     if not owner.scale_grad_by_freq:
         with as_stored():

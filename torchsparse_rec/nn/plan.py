@@ -63,7 +63,7 @@ class Missed(NamedTuple):
 NOTHING_MISSED = Missed([], [], None, 0, [], 0, 0)
 
 
-class Plan(NamedTuple):
+class LookupPlan(NamedTuple):
     """
     A plan of lookups: lookup l reads table ``tables[l]`` by the ids of feature ``keys[l]``, reduced by ``modes[l]``.
 
@@ -84,13 +84,13 @@ class Plan(NamedTuple):
         wanted = set(tables)
         return [number for number, table in enumerate(self.tables) if table in wanted]
 
-    def part(self, tables: Sequence[int]) -> Plan:
+    def part(self, tables: Sequence[int]) -> LookupPlan:
         """Return the plan of some of the tables, which become its tables 0, 1, ..."""
         if len(tables) == len(self.dims):
             return self
         place = {table: k for k, table in enumerate(tables)}
         lookups = self.lookups_of(tables)
-        return Plan(
+        return LookupPlan(
             tuple(place[self.tables[number]] for number in lookups),
             tuple(self.keys[number] for number in lookups),
             tuple(self.modes[number] for number in lookups),
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
             self.scale_grad_by_freq,
         )
 
-    def of_sizes(self, weights: Sequence[Tensor]) -> Plan:
+    def of_sizes(self, weights: Sequence[Tensor]) -> LookupPlan:
         """Return the plan for the sizes of these tables, which may have replaced others since the plan was made."""
         for weight, rows in zip(weights, self.num_embeddings, strict=True):  # a loop: it asks at each lookup
             if weight.shape[0] != rows:
@@ -114,14 +114,14 @@ class Plan(NamedTuple):
         return [lookups, tables, int(self.scale_grad_by_freq), *(number for part in parts for number in part)]
 
     @staticmethod
-    def of_numbers(numbers: Sequence[int]) -> Plan:
+    def of_numbers(numbers: Sequence[int]) -> LookupPlan:
         """Return the plan from a list made by :meth:`numbers`."""
         lookups, tables, scaled, *rest = numbers
         parts = []
         for size in (lookups, lookups, lookups, tables, tables, tables):
             parts.append(tuple(rest[:size]))
             rest = rest[size:]
-        return Plan(*parts, scale_grad_by_freq=bool(scaled))  # type: ignore[misc, arg-type]
+        return LookupPlan(*parts, scale_grad_by_freq=bool(scaled))  # type: ignore[misc, arg-type]
 
     def columns(self) -> list[int]:
         """Return the width of each lookup's result."""
@@ -270,7 +270,7 @@ class Held:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LookupPlan,
         weights: list[Tensor],
         states: list[Tensor],
         last_steps: list[Tensor],
@@ -286,7 +286,7 @@ class Held:
         free.atexit = False  # other code that runs as the process ends may still look up
 
     def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> tuple[Tensor, Tensor]:
-        """Do as :meth:`Plan.forward`."""
+        """Do as :meth:`LookupPlan.forward`."""
         if not missed.last_steps:
             with below_autograd():
                 return _look_up(weights, *ids, self._number)  # type: ignore[no-any-return]
@@ -295,7 +295,7 @@ class Held:
             return _look_up_current(weights, history, *ids, *rule, self._number)  # type: ignore[no-any-return]
 
     def update(self, weights: list[Tensor], group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
-        """Do as :meth:`Plan.update`, of all tables."""
+        """Do as :meth:`LookupPlan.update`, of all tables."""
         indices, offsets, per_sample_weights, bags, side_by_side = ids
         with below_autograd():
             _update(
@@ -321,7 +321,7 @@ def _free(probe: Tensor, number: int) -> None:
     call_kernel(_ops.collection_plan_free.default, probe, number)  # some mode may be at work when an object dies
 
 
-NO_LOOKUPS = Plan((), (), (), (), (), ())
+NO_LOOKUPS = LookupPlan((), (), (), (), (), ())
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tensor:

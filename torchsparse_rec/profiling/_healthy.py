@@ -15,7 +15,7 @@ from ..jagged import KeyedJaggedTensor
 from ..nn import EmbeddingBagCollection, EmbeddingBagConfig
 from ..optim import SGD
 
-__all__ = ["HEALTHY_LOOPS", "Batch", "Demo", "Healthy", "Ranker", "Sizes"]
+__all__ = ["HEALTHY_LOOPS", "Demo", "Healthy", "Ranker", "RankerBatch", "Sizes"]
 
 # The number of batches that are made beforehand: so many that no cache holds the rows of all.
 _READY = 16
@@ -32,7 +32,7 @@ class Demo:
 
 
 @dataclass
-class Batch:
+class RankerBatch:
     """A batch: ids by feature, dense features ``[B, dense]`` and labels ``[B]``."""
 
     ids: KeyedJaggedTensor
@@ -104,19 +104,19 @@ class Healthy:
         self.batches = [self.make_batch() for _ in range(_READY)]
         self._ready = cycle(self.batches)
 
-    def make_batch(self) -> Batch:
+    def make_batch(self) -> RankerBatch:
         s = self.sizes
         return self.batch_of(torch.randint(s.rows, (s.features, s.batch)))
 
-    def batch_of(self, ids: Tensor) -> Batch:
+    def batch_of(self, ids: Tensor) -> RankerBatch:
         """Return a batch with these ids, ``[features, B]``, and random dense features and labels."""
         features, batch = ids.shape
         lengths = torch.ones(features * batch, dtype=torch.int64)
         keyed = KeyedJaggedTensor([f"f{k}" for k in range(features)], ids.reshape(-1), lengths=lengths)
-        return Batch(keyed, torch.rand(batch, self.sizes.dense), torch.randint(2, (batch,)).float())
+        return RankerBatch(keyed, torch.rand(batch, self.sizes.dense), torch.randint(2, (batch,)).float())
 
     @staticmethod
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankerBatch) -> Tensor:
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(batch.ids, batch.dense), batch.labels)
         loss.backward()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..jagged import KeyedJaggedTensor
 from ..optim import SGD, Adam
-from ._healthy import HEALTHY_LOOPS, Batch, Demo, Healthy, Ranker, Sizes
+from ._healthy import HEALTHY_LOOPS, Demo, Healthy, Ranker, RankerBatch, Sizes
 
 __all__ = ["HEALTHY_LOOPS", "PLANTS", "Demo", "build"]
 
@@ -100,7 +100,7 @@ def _slow_loader(healthy: Healthy, strength: float) -> Demo:
     """Return the loop with a loader that waits for every batch, as for a disk or a network."""
     pause = strength * statistics.median(_seconds(healthy.run) for _ in range(7))
 
-    def loader() -> Iterator[Batch]:
+    def loader() -> Iterator[RankerBatch]:
         for batch in cycle(healthy.batches):
             time.sleep(pause)
             yield batch
@@ -120,7 +120,7 @@ def _per_row_records(healthy: Healthy, strength: float) -> Demo:
         draw = healthy.draw.randrange
         return [",".join(str(draw(sizes.rows)) for _ in range(fields)) for _ in range(256)]
 
-    def batches(records: list[str]) -> Iterator[Batch]:
+    def batches(records: list[str]) -> Iterator[RankerBatch]:
         rows = cycle(records)
         for ready in cycle(healthy.batches):
             ids = ready.ids.values().reshape(sizes.features, sizes.batch).clone()
@@ -181,7 +181,7 @@ def _needless_copies(healthy: Healthy, strength: float) -> Demo:
 
     count = tuned(cost, strength, 8)
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: RankerBatch) -> Tensor:
         for _ in range(count):
             copy(extra)
         return healthy.step(model, optimizer, batch)

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,8 +32,24 @@ class Tier(ABC):
         ValueError: wrong arguments, here and in all methods.
     """
 
+    #: The tier's word in the names of storage types, without ``_``.
+    kind: ClassVar[str]
+    #: Whether rows lie in a folder: options must have a ``storage_path``, and a table with such rows cannot be copied.
+    on_disk: ClassVar[bool] = False
     #: The id of the only process that may use the tier; None: forked processes have copies of their own.
     _process: int | None = None
+
+    @classmethod
+    def of_table(cls, record_bytes: int, folder: str | None, pin_memory: bool) -> Tier:
+        """
+        Make a tier of a table.
+
+        Args:
+            record_bytes: bytes of a record.
+            folder: a folder for this tier alone, in the options' ``storage_path``; None unless it is :attr:`on_disk`.
+            pin_memory: whether a GPU is to copy from the records that :meth:`get` returns.
+        """
+        return cls(record_bytes)
 
     def __init__(self, record_bytes: int):
         self._name = type(self).__name__

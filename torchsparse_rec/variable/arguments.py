@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,17 +11,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._torch_modules import is_in_ddp, is_in_fsdp
+from ..tables.growing import GrowingRows
 from ..tables.stale import is_parameter
 from ..tables.table import split_part
+from .keys import KeyRows
 from .options import EmbeddingVariableOption
 
 __all__ = [
     "LOAD_INSTEAD",
     "SAVE_INSTEAD",
     "check_arguments",
+    "check_places",
     "check_range",
     "check_trainable",
     "check_whole",
+    "given_exports",
     "given_keys",
     "given_numbers",
     "given_values",
@@ -118,6 +123,33 @@ def check_trainable(module: torch.nn.Module, name: str, weight: Tensor) -> None:
             f"EmbeddingVariable {name!r}: its weight is computed (prune, parametrize), or given by functional_call or "
             "torch.func, so that rows of new ids would be lost: call eval() on the table, or train it as it is"
         )
+
+
+def check_places(name: str, weight: Tensor, keys: KeyRows) -> None:
+    """Raise ``RuntimeError`` if a variable has been given rows of other keys, as by ``functional_call``."""
+    if type(weight) is GrowingRows:
+        for places in weight.places:
+            places.check(keys.places())
+    elif weight.shape[0] != keys.capacity:
+        raise RuntimeError(
+            f"EmbeddingVariable {name!r}: its weight has {weight.shape[0]} rows, but its keys have {keys.capacity}: "
+            "rows taken before the table grew do not fit its present keys"
+        )
+
+
+def given_exports(tensors: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor, Any, Any]]:
+    """Yield the keys, values, frequencies and versions of each variable or partition of an export; None if missing."""
+    owner = "EmbeddingVariable.insert_export"
+    prefixes = [name.removesuffix("-keys") for name in tensors if name.endswith("-keys")]
+    if not prefixes:
+        raise ValueError(f"{owner}: tensors must have names that end with '-keys', got {sorted(tensors)}")
+    for prefix in prefixes:
+        if f"{prefix}-values" not in tensors:
+            raise ValueError(f"{owner}: tensors must have '{prefix}-values', beside its keys")
+        keys, values = (torch.as_tensor(tensors[f"{prefix}-{name}"]) for name in ("keys", "values"))
+        names = [f"{prefix}-freqs", f"{prefix}-versions"]
+        frequencies, versions = (tensors[name] if name in tensors else None for name in names)
+        yield keys, values, frequencies, versions
 
 
 def given_keys(method: str, keys: Any, key_dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,10 +24,10 @@ from ..tables.steps import ALL_ROWS
 from .coldness import coldest
 from .keys import unpacked
 from .optimizer_rows import BEFORE_HISTORY, flush_rows
-from .options import CacheStrategy, StorageOption
+from .options import CacheStrategy, StorageOption, tiers_below
 from .records import Field, RecordLayout, Records, RowPart
 from .store import RowStore
-from .tiers import DramTier, SsdTier, Tier
+from .tiers import Tier
 
 __all__ = ["ColdRows"]
 
@@ -51,12 +52,12 @@ class ColdRows:
 
     def __init__(self, store: RowStore, option: StorageOption) -> None:
         self._store, self._option = store, option
-        self._names = names = option.storage_type.tiers()[1:]
+        self._kinds = tiers_below(option.storage_type)
         self._layout = RecordLayout(store.weight.dtype, store.weight.shape[1], ())
         self._layout = self._layout_now()
         self._made = 0
-        self._tiers = [self._new_tier(name) for name in names]
-        self._hits = dict.fromkeys(names, 0)  # ids that training looked up, by the tier that had them
+        self._tiers = [self._new_tier(kind) for kind in self._kinds]
+        self._hits = [0] * len(self._tiers)  # ids that training looked up, by the tier that had them
         self._reader: ThreadPoolExecutor | None = None
         self._read_ahead: tuple[Tensor, Future] | None = None  # keys, ascending, and their records
         self._changed: list[Tensor] = []  # keys that have changed since the reading ahead began
@@ -73,7 +74,7 @@ class ColdRows:
         Raises:
             TypeError: rows are on disk.
         """
-        if "SSD" in self._names:
+        if any(kind.on_disk for kind in self._kinds):
             raise TypeError(
                 f"EmbeddingVariable {self._store.name!r}: a table with rows on disk cannot be copied or pickled: use "
                 "save()"
@@ -114,15 +115,15 @@ class ColdRows:
 
     # ---- Tiers -------------------------------------------------------------------------------------------------------
 
-    def _new_tier(self, name: str) -> Tier:
+    def _new_tier(self, kind: type[Tier]) -> Tier:
         self._made += 1
-        if name == "DRAM":
-            return DramTier(self._layout.record_bytes(), pin_memory=self._store.weight.is_cuda)
-        assert self._option.storage_path is not None
-        # A name may have slashes; the folder must lie directly in storage_path.
-        name = re.sub("[/%\0]", lambda found: f"%{ord(found[0]):02X}", self._store.name)
-        folder = os.path.join(self._option.storage_path, f"{name}-{self._made}")
-        return SsdTier(folder, self._layout.record_bytes())
+        folder = None
+        if kind.on_disk:
+            assert self._option.storage_path is not None
+            # A name may have slashes; the folder must lie directly in storage_path.
+            name = re.sub("[/%\0]", lambda found: f"%{ord(found[0]):02X}", self._store.name)
+            folder = os.path.join(self._option.storage_path, f"{name}-{self._made}")
+        return kind.of_table(self._layout.record_bytes(), folder, self._store.weight.is_cuda)
 
     def _see_layout(self, states: Mapping[str, Tensor] | None = None) -> None:
         """Rewrite all records with another layout if the optimizer's states have no room in theirs."""
@@ -132,53 +133,48 @@ class ColdRows:
         self._forget_read_ahead()
         old, tiers = self._layout, self._tiers
         self._layout = layout
-        self._tiers = [self._new_tier(name) for name in self._names]
+        self._tiers = [self._new_tier(kind) for kind in self._kinds]
         for before, after in zip(tiers, self._tiers, strict=True):
             for keys, records in before.items():
                 after.put(keys, layout.pack(*old.unpack(keys, records)))
             before.close()
 
-    def _get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of distinct keys have a record, bool ``[N]``, and their records."""
-        return self._find(keys)[:2]
-
-    def _find(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return which of distinct keys have a record, the records, and which are in the faster of these tiers."""
+    def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the tiers that have distinct keys, int64 ``[N]``, -1 where none, and the records."""
         found, records = self._tiers[0].get(keys)
-        first = found.clone()
-        if len(self._tiers) > 1:
-            rest = (~found).nonzero().flatten()
+        numbers = found.long() - 1
+        for number, tier in enumerate(self._tiers[1:], 1):
+            rest = (numbers < 0).nonzero().flatten()
             if len(rest):
-                also, more = self._tiers[1].get(keys[rest])
-                found[rest] = also
-                records[rest[also]] = more[also]
-        return found, records, first
+                found, more = tier.get(keys[rest])
+                numbers[rest[found]] = number
+                records[rest[found]] = more[found]
+        return numbers, records
 
     def _put(self, keys: Tensor, records: Tensor) -> None:
         self._note_changed(keys)
         self._tiers[0].put(keys, records)
-        if len(self._tiers) == 1:
-            return
-        most = self._option.storage_size[1] // (self._layout.record_bytes() + _KEY_BYTES)
-        over = len(self._tiers[0]) - max(most, _LEAST_ROWS)
-        if over > 0:
-            self._spill(max(over, most // _SHARE))
+        for (tier, below), size in zip(pairwise(self._tiers), self._option.storage_size[1:], strict=False):
+            most = size // (self._layout.record_bytes() + _KEY_BYTES)
+            over = len(tier) - max(most, _LEAST_ROWS)
+            if over > 0:
+                self._spill(tier, below, max(over, most // _SHARE))
 
     def _note_changed(self, keys: Tensor) -> None:
         if self._read_ahead is not None:
             self._changed.append(keys)
 
-    def _spill(self, count: int) -> None:
-        """Move the ``count`` coldest records to the last tier."""
+    def _spill(self, tier: Tier, below: Tier, count: int) -> None:
+        """Move the ``count`` coldest records of a tier to the one below it."""
         often = self._option.cache_strategy is CacheStrategy.LFU
-        entries = self._entries_of(self._tiers[0])
+        entries = self._entries_of(tier)
         gone = entries[coldest(entries, min(count, len(entries)), often), 0]
         try:
-            self._tiers[1].put(gone, self._tiers[0].get(gone)[1])
+            below.put(gone, tier.get(gone)[1])
         except BaseException:
-            self._tiers[1].erase(gone)  # the faster tier still has them
+            below.erase(gone)  # the faster tier still has them
             raise
-        self._tiers[0].erase(gone)
+        tier.erase(gone)
 
     # ---- Between the tiers -------------------------------------------------------------------------------------------
 
@@ -207,7 +203,8 @@ class ColdRows:
             self._forget_read_ahead()
             return 0
         keys, counts = ops.unique_with_counts(absent.long().cpu())[::2]
-        found, records, first = self._take_read_ahead(keys)
+        numbers, records = self._take_read_ahead(keys)
+        found = numbers >= 0
         here = keys[found]
         if not len(here):
             return 0
@@ -219,10 +216,9 @@ class ColdRows:
         for tier in self._tiers:
             tier.erase(here)
         self._note_changed(here)
-        hits = int(counts[found].sum())
-        self._hits[self._names[0]] += int(counts[first].sum())
-        self._hits[self._names[-1]] += int(counts[found & ~first].sum())
-        return hits
+        hits = [int(counts[numbers == number].sum()) for number in range(len(self._tiers))]
+        self._hits = [before + more for before, more in zip(self._hits, hits, strict=True)]
+        return sum(hits)
 
     def _check_optimizer(self) -> None:
         rows = self._store.states.table.rows
@@ -254,7 +250,8 @@ class ColdRows:
         if not len(where) or not len(self):
             return
         keys, inverse = ops.unique(ids[where].long().cpu())
-        found, records = self._get(keys)
+        numbers, records = self._find(keys)
+        found = numbers >= 0
         place = torch.where(found, found.cumsum(0) - 1, -1)[inverse]
         part = self._caught_up(self._layout.unpack(keys[found], records[found]))
         there = place >= 0
@@ -273,7 +270,7 @@ class ColdRows:
         self._changed = []
         self._read_ahead = keys, self._reader.submit(self._find, keys)
 
-    def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Do as :meth:`_find`, taking the records that have been read ahead if they have not changed since."""
         if self._read_ahead is None:
             return self._find(keys)
@@ -287,11 +284,11 @@ class ColdRows:
         if self._changed:
             fresh &= ~torch.isin(keys, torch.cat(self._changed).to(keys.device))
             self._changed = []
-        found, records, first = (x[place] for x in its)
+        numbers, records = (x[place] for x in its)
         rest = (~fresh).nonzero().flatten()
         if len(rest):
-            found[rest], records[rest], first[rest] = self._find(keys[rest])
-        return found, records, first
+            numbers[rest], records[rest] = self._find(keys[rest])
+        return numbers, records
 
     def _forget_read_ahead(self) -> None:
         if self._read_ahead is not None:
@@ -322,8 +319,7 @@ class ColdRows:
         keys = ops.unique(keys.long().cpu()).values
         if not len(self) or not len(keys):
             return keys[:0]
-        found = self._get(keys)[0]
-        here = keys[found]
+        here = keys[self._find(keys)[0] >= 0]
         for tier in self._tiers:
             tier.erase(here)
         self._note_changed(here)
@@ -388,8 +384,8 @@ class ColdRows:
     def stats(self, looked_up: int) -> dict[str, Any]:
         """Return rows, bytes and hit rate of each tier, as :meth:`EmbeddingVariable.stats` names them."""
         numbers: dict[str, Any] = {}
-        for name, tier in zip(self._names, self._tiers, strict=True):
-            name = name.lower()
+        for tier, hits in zip(self._tiers, self._hits, strict=True):
+            name = tier.kind.lower()
             numbers[f"rows_{name}"], numbers[f"bytes_{name}"] = len(tier), tier.nbytes()
-            numbers[f"hit_rate_{name}"] = self._hits[name.upper()] / looked_up
+            numbers[f"hit_rate_{name}"] = hits / looked_up
         return numbers

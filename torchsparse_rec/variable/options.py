@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .tiers import DramTier, SsdTier, Tier
+
 __all__ = [
     "CBFFilter",
     "CacheStrategy",
@@ -23,9 +25,13 @@ __all__ = [
     "LRUEvict",
     "StorageOption",
     "StorageType",
+    "tiers_below",
 ]
 
 _INTEGERS = {torch.int8: 1, torch.int16: 2, torch.int32: 4, torch.int64: 8}
+
+# The tiers that may lie below the first one, the fastest first.
+_TIERS: tuple[type[Tier], ...] = (DramTier, SsdTier)
 
 
 class StorageType(enum.Enum):
@@ -37,6 +43,7 @@ class StorageType(enum.Enum):
         ['DRAM', 'SSD']
     """
 
+    # Written out for type checkers: HBM or DRAM, then those of _TIERS that follow it, up to any of them.
     DRAM = "DRAM"
     HBM = "HBM"
     HBM_DRAM = "HBM_DRAM"
@@ -46,6 +53,12 @@ class StorageType(enum.Enum):
     def tiers(self) -> list[str]:
         """Return the names of the tiers, the fastest first."""
         return self.value.split("_")
+
+
+def tiers_below(storage_type: StorageType) -> list[type[Tier]]:
+    """Return the tiers below the first one, the fastest first."""
+    tiers = {tier.kind: tier for tier in _TIERS}
+    return [tiers[name] for name in storage_type.tiers()[1:]]
 
 
 class CacheStrategy(enum.Enum):
@@ -290,14 +303,12 @@ class StorageOption:
     def __post_init__(self) -> None:
         object.__setattr__(self, "storage_type", _member(StorageType, "storage_type", self.storage_type))
         object.__setattr__(self, "cache_strategy", _member(CacheStrategy, "cache_strategy", self.cache_strategy))
-        tiers = self.storage_type.tiers()
-        if tiers[-1] == "SSD" and self.storage_path is None:
+        tiers = tiers_below(self.storage_type)
+        if any(tier.on_disk for tier in tiers) and self.storage_path is None:
             raise ValueError(f"StorageOption: storage_path must be a folder for {self.storage_type.value}, got None")
         sizes = [self.storage_size] if isinstance(self.storage_size, int) else list(self.storage_size)
-        if len(sizes) < len(tiers) - 1:
-            raise ValueError(
-                f"StorageOption: storage_size must have the bytes of {len(tiers) - 1} tiers, got {len(sizes)}"
-            )
+        if len(sizes) < len(tiers):
+            raise ValueError(f"StorageOption: storage_size must have the bytes of {len(tiers)} tiers, got {len(sizes)}")
         for k, size in enumerate(sizes):
             _check_at_least("StorageOption", f"storage_size[{k}]", size, 1)
         object.__setattr__(self, "storage_size", sizes)

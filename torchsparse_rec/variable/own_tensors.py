@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["OwnTensors"]
+__all__ = ["OwnTensors", "leave_inference_mode"]
 
 
 class OwnTensors(torch.nn.Module):
@@ -45,3 +45,13 @@ class OwnTensors(torch.nn.Module):
         rest = {name: x for name, x in state_dict.items() if name not in {prefix + own for own in self.saved}}
         missing += [prefix + name for name in self.saved if strict and prefix + name not in state_dict]
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing, *lists)
+
+
+def leave_inference_mode(table: torch.nn.Module) -> None:
+    """Replace a table's tensors that were made in inference mode: no other mode may write them."""
+    for module in table.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_inference():
+                module._buffers[name] = buffer.clone()
+        if isinstance(module, OwnTensors):
+            module._apply(torch.clone)

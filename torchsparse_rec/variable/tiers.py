@@ -54,6 +54,13 @@ class DramTier(Tier):
         ([True, False], [[3, 4], [0, 0]])
     """
 
+    kind = "DRAM"
+
+    @classmethod
+    def of_table(cls, record_bytes: int, folder: str | None, pin_memory: bool) -> Tier:
+        """Make a tier of a table, see :meth:`Tier.of_table`."""
+        return cls(record_bytes, pin_memory=pin_memory)
+
     def __init__(self, record_bytes: int, device: torch.device | str = "cpu", pin_memory: bool = False):
         super().__init__(record_bytes)
         self._pin_memory = pin_memory
@@ -147,6 +154,14 @@ class SsdTier(Tier):
         [([-1, 7], [[3, 4], [1, 2]])]
         >>> tier.close()
     """
+
+    kind, on_disk = "SSD", True
+
+    @classmethod
+    def of_table(cls, record_bytes: int, folder: str | None, pin_memory: bool) -> Tier:
+        """Make a tier of a table, see :meth:`Tier.of_table`."""
+        assert folder is not None
+        return cls(folder, record_bytes)
 
     # The file is a matrix: a row is a record and its key. Compaction compares the key to see whether the row is still
     # the key's. A segment is some rows in succession. One segment, the open one, has rows left for the next records;

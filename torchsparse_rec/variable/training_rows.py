@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,10 @@ from torch import Tensor
 from .. import ops
 from .._torch import is_run_again
 from ..tables.table import table_of
+from .filters import CounterAdmission
 from .initial import InitialRows
 from .keys import insert_together
+from .optimizer_rows import new_zeros
 from .rows import TableRows
 
 __all__ = ["TrainingRows", "begin", "rows_together"]
@@ -124,6 +127,57 @@ class TrainingRows:
             # Zero, unless an optimizer that does not announce its steps to the table has moved the row.
             moved = weight.index_select(0, rows.clamp_min(0)) - default
             ops.table_assign_(weight, rows, self._initial.rows_of(keys, weight, rows >= 0) + moved)
+
+    @torch.no_grad()
+    def follow(self, other: TrainingRows) -> None:
+        """Take over the keys of another table, and keep the values of keys that are in both."""
+        rows, theirs, store = self.rows, other.rows, self.rows.store
+        weight, its_keys = store.weight, theirs.store.keys
+        if rows.cold is not None or theirs.cold is not None:
+            raise RuntimeError(
+                f"EmbeddingVariable {store.name!r}: a table in tiers cannot be averaged, since rows are elsewhere: "
+                "take it out of the AveragedModel, or average by export(), lookup() and insert()"
+            )
+        if table_of(weight).rows is not None:
+            return  # it is trained by itself: its rows will not be averaged with others'
+        places = its_keys.rows().to(weight.device)
+        keys = its_keys.entries[:, 0].to(weight.device)[places]
+        before = store.keys.find(keys)
+        values = self._initial.rows_of(keys, weight, before < 0)
+        values = torch.where((before < 0)[:, None], values, weight.detach()[before.clamp_min(0)])
+        made = new_zeros((its_keys.capacity, weight.shape[1]), weight.dtype, weight.device)
+        made[: store.keys.reserved] = self.default
+        made[places] = values
+        store.replace(made)
+        store.keys.follow(its_keys)
+        if rows.admission is not None and theirs.admission is not None:
+            rows.admission.load_state_dict(theirs.admission.state_dict())
+        store.step, rows.evicted, rows.seen = theirs.store.step, theirs.evicted, theirs.seen
+        self.forget()
+
+    def stats(self) -> dict[str, Any]:
+        """Return statistics by name, see :meth:`EmbeddingVariable.stats`."""
+        rows, admission, keys, weight = self.rows, self.rows.admission, self.rows.store.keys, self.rows.store.weight
+        states = sum(c.values.numel() * c.values.element_size() for c in self.rows.store.states.columns())
+        first = "hbm" if weight.is_cuda else "dram"
+        looked_up = max(self.looked_up, 1)
+        numbers = {
+            "keys": len(rows),
+            "admitted": keys.insertions,
+            "filtered": 0 if admission is None else int(admission.filtered),
+            "waiting": len(admission) if isinstance(admission, CounterAdmission) else 0,
+            "evicted": rows.evicted,
+            "failed": keys.failed,
+            "capacity": keys.capacity,
+            "global_step": rows.store.step,
+            f"rows_{first}": len(keys),
+            f"bytes_{first}": weight.numel() * weight.element_size() + states + keys.nbytes(),
+            f"hit_rate_{first}": 1 - self.found_cold / looked_up,
+            "bytes_filter": 0 if admission is None else admission.nbytes(),
+        }
+        if rows.cold is not None:
+            numbers.update(rows.cold.stats(looked_up))
+        return numbers
 
 
 def begin(tables: Sequence[TrainingRows], counts: Sequence[int], are_steps: Sequence[bool]) -> None:

@@ -13,10 +13,10 @@ from ._dumps import Dump, dynamicemb_dumps, sok_dumps
 from ._states import bare, states_by_variable
 from ._torch_files import METADATA, add_all, folder_tensors, state_tensors, tensors_of_file
 
-__all__ = ["Source", "open_source"]
+__all__ = ["Opened", "open_content"]
 
 
-class Source(NamedTuple):
+class Opened(NamedTuple):
     """The content of a checkpoint or a dump."""
 
     path: str
@@ -63,7 +63,7 @@ class Source(NamedTuple):
         )
 
 
-def open_source(given: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
+def open_content(given: str | os.PathLike[str] | Mapping[str, Any]) -> Opened:
     """
     Return the content of a checkpoint or a dump.
 
@@ -82,10 +82,10 @@ def open_source(given: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} is missing")
     with reading(path):
-        source = _at(path)
-    return source._replace(
-        variables=_named_after(path, source.variables),
-        states={name: _named_after(path, its) for name, its in source.states.items()},
+        opened = _at(path)
+    return opened._replace(
+        variables=_named_after(path, opened.variables),
+        states={name: _named_after(path, its) for name, its in opened.states.items()},
     )
 
 
@@ -93,7 +93,7 @@ def _named_after(path: str, tensors: Mapping[str, Found]) -> dict[str, Found]:
     return {name: named_after(path, found) for name, found in tensors.items()}
 
 
-def _at(path: str) -> Source:
+def _at(path: str) -> Opened:
     """Return the content of the file or folder at a path."""
     if not os.path.isdir(path):
         return _of_tensors(path, tensors_of_file(path))
@@ -111,10 +111,10 @@ def _at(path: str) -> Source:
             f"{path} must be a folder of torch.distributed.checkpoint, with {METADATA}, or a dump of dynamicemb or "
             f"SOK; it has {listed(os.listdir(path)) or 'nothing'}"
         )
-    return Source(path, {}, {}, {dump.name: dump for dump in dumps})
+    return Opened(path, {}, {}, {dump.name: dump for dump in dumps})
 
 
-def _of_tensors(path: str, tensors: dict[str, Found]) -> Source:
+def _of_tensors(path: str, tensors: dict[str, Found]) -> Opened:
     states = states_by_variable(tensors)
     taken = {found.name for its in states.values() for found in its.values()}
-    return Source(path, {name: found for name, found in tensors.items() if name not in taken}, states, {})
+    return Opened(path, {name: found for name, found in tensors.items() if name not in taken}, states, {})
