@@ -78,22 +78,8 @@ class StringLookup(IndexLookup):
         self.encoding = encoding
         method = kwargs.pop("oov_method", "floormod")
         kwargs.pop("vocabulary_dtype", None)
-        super().__init__(
-            max_tokens,
-            num_oov_indices,
-            mask_token,
-            oov_token,
-            vocabulary,
-            idf_weights,
-            invert,
-            output_mode,
-            sparse,
-            pad_to_max_tokens,
-            method,
-            salt,
-            name,
-            kwargs,
-        )
+        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights, invert)
+        super().__init__(*tokens, output_mode, sparse, pad_to_max_tokens, method, salt, name, kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that make an equal layer."""
@@ -197,22 +183,8 @@ class IntegerLookup(IndexLookup):
         for argument, token in (("mask_token", mask_token), ("oov_token", oov_token)):
             if token is not None and not isinstance(token, (int, np.integer)):
                 raise TypeError(f"{argument} must be an integer, got {token!r}")
-        super().__init__(
-            max_tokens,
-            num_oov_indices,
-            mask_token,
-            oov_token,
-            vocabulary,
-            idf_weights,
-            invert,
-            output_mode,
-            sparse,
-            pad_to_max_tokens,
-            oov_method,
-            salt,
-            name,
-            kwargs,
-        )
+        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights, invert)
+        super().__init__(*tokens, output_mode, sparse, pad_to_max_tokens, oov_method, salt, name, kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that make an equal layer."""

@@ -11,11 +11,9 @@ from nn.of_torch import FLOATS, IDS, MODES, POOLINGS, close, gradient, pooled
 from pairs import in_pairs
 from torch import Tensor
 
-from torchsparse_rec import nn, ops, optim
+from torchsparse_rec import nn, optim
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-each_id_dtype = pytest.mark.parametrize("ids_dtype", IDS)
-each_offset_dtype = pytest.mark.parametrize("offsets_dtype", IDS)
 in_dtypes_and_modes = in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, grad_mode=MODES)
 
 
@@ -23,14 +21,6 @@ in_dtypes_and_modes = in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, g
 def grad_mode(request: pytest.FixtureRequest) -> str:
     """Return each gradient mode, where a test does not say which."""
     return request.param
-
-
-def test_pretrained_bags(grad_mode: str) -> None:
-    """Restate test_embedding_bag_from_pretrained and test_embeddingbag_from_pretrained."""
-    rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    bags = nn.EmbeddingBag.from_pretrained(rows, grad_mode=grad_mode)
-    assert torch.equal(bags.weight, rows) and torch.equal(bags(torch.tensor([0, 1]), torch.arange(2)), rows)
-    assert torch.equal(bags(torch.tensor([[0, 1]])), rows.mean(0, keepdim=True))
 
 
 def test_a_maximum_over_a_nan_is_nan_in_torch_where_it_comes_first(grad_mode: str) -> None:
@@ -51,16 +41,6 @@ def test_pretrained_bags_are_renormalised_where_they_lie(grad_mode: str) -> None
     assert (rows != before).all() and (rows.norm(p=0.5, dim=1) <= 2).all()
 
 
-def test_the_function_and_the_bags(grad_mode: str) -> None:
-    """Restate test_embedding_bag_functional."""
-    ids, offsets, rows = torch.tensor([[1, 3, 2], [0, 2, 1]]), torch.tensor([0, 3, 6]), torch.rand(4, 3)
-    bags = nn.EmbeddingBag(4, 3, grad_mode=grad_mode).eval()
-    bags.weight = torch.nn.Parameter(rows)
-    assert torch.equal(bags(ids), ops.embedding_bag(rows, ids.flatten(), offsets, mode="mean"))
-    padded = nn.EmbeddingBag.from_pretrained(rows, padding_idx=2, grad_mode=grad_mode)
-    assert torch.equal(padded(ids), ops.embedding_bag(rows, ids.flatten(), offsets, mode="mean", padding_idx=2))
-
-
 def test_rows_of_padding_that_are_not_there(grad_mode: str) -> None:
     """Restate test_embedding_bag_padding_idx_error."""
     for padding in range(-6, 6):
@@ -70,16 +50,6 @@ def test_rows_of_padding_that_are_not_there(grad_mode: str) -> None:
             continue
         with pytest.raises(ValueError, match=rf"EmbeddingBag: padding_idx must be None or in \[-4, 4\), got {padding}"):
             nn.EmbeddingBag(4, 3, padding_idx=padding, grad_mode=grad_mode)
-
-
-def test_the_last_offset(grad_mode: str) -> None:
-    """Restate test_embeddingbag_include_last_offset. A last offset that is not the end is an error."""
-    bags = nn.EmbeddingBag(100, 3, include_last_offset=True, padding_idx=61, grad_mode=grad_mode).eval()
-    ids = torch.tensor([0, 1, 2, 3])
-    output = bags(ids, torch.tensor([0, 3, 4]))
-    torch.testing.assert_close(output, torch.stack([bags.weight[:3].mean(0), bags.weight[3]]))
-    with pytest.raises(ValueError, match=r"offsets\[2\], the last, must be the number of indices, 4, got 3"):
-        bags(ids, torch.tensor([0, 3, 3]))
 
 
 def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent: Tensor) -> Tensor:
@@ -158,59 +128,6 @@ def test_padding_in_bags_of_one_length(dtype: torch.dtype, grad_mode: str) -> No
             check_bags(bags, ids, None, torch.arange(0, 10 * count + 1, 10))
 
 
-@each_id_dtype
-@each_offset_dtype
-def test_bags_of_nothing(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_embedding_bag_empty_input."""
-    bags = nn.EmbeddingBag(4, 3, grad_mode=grad_mode).eval()
-    for offsets in ([0], [0, 0]):
-        output = bags(input=torch.tensor([], dtype=ids_dtype), offsets=torch.tensor(offsets, dtype=offsets_dtype))
-        assert torch.equal(output, torch.zeros(len(offsets), 3))
-
-
-@in_pairs(mode=POOLINGS, grad_mode=MODES, padding=[None, 0], ids_dtype=IDS, dtype=FLOATS[:2])
-def test_ids_of_no_row(
-    mode: str, padding: int | None, ids_dtype: torch.dtype, dtype: torch.dtype, grad_mode: str
-) -> None:
-    """Restate test_embedding_bag_out_of_bounds_idx."""
-    bags = nn.EmbeddingBag(10, 2, mode=mode, padding_idx=padding, dtype=dtype, grad_mode=grad_mode).eval()
-    for ids in ([[-1, 1]], [[11, 8]]):
-        for weighted in (False, True) if mode == "sum" else (False,):
-            input = torch.tensor(ids, dtype=ids_dtype)
-            with pytest.raises(IndexError, match=r"input\[0, 0\] must be in \[0, 10\)"):
-                bags(input, None, torch.rand(1, 2, dtype=dtype) if weighted else None)
-
-
-def test_arguments_of_other_ranks(grad_mode: str) -> None:
-    """Restate test_embedding_bag_dimension_errors."""
-    bags, ids = nn.EmbeddingBag(2, 6, grad_mode=grad_mode).eval(), torch.ones(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="input must have rank 1 or 2"):
-        bags(torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64), torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64))
-    with pytest.raises(ValueError, match="offsets must have rank 1"):
-        bags(ids, torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64))
-    with pytest.raises(ValueError, match="weight must have rank 2"):
-        ops.embedding_bag(torch.zeros(2, 2, 2), ids, torch.tensor([0, 2]))
-
-
-@each_id_dtype
-@each_offset_dtype
-def test_weights_that_do_not_fit(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_EmbeddingBag_per_sample_weights_failures. Mode mean takes weights, as TensorFlow's does."""
-    bags = numbered("sum", torch.float32, grad_mode).eval()
-    ids, offsets = KNOWN_IDS.to(ids_dtype), KNOWN_OFFSETS.to(offsets_dtype)
-    with pytest.raises(ValueError, match="per_sample_weights must have the dtype of weight"):
-        bags(ids, offsets, torch.rand(6, dtype=torch.float64))
-    with pytest.raises(ValueError, match="per_sample_weights must have the shape of input"):
-        bags(ids, offsets, torch.rand(5))
-    with pytest.raises(ValueError, match="per_sample_weights must have the shape of input"):
-        bags(ids.view(2, 3), None, torch.rand(6))
-    with pytest.raises(ValueError, match="per_sample_weights must be None (in|with) mode max"):
-        numbered("max", torch.float32, grad_mode).eval()(ids, offsets, torch.rand(6))
-    weights = torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 0.0])
-    output = numbered("mean", torch.float32, grad_mode).eval()(ids, offsets, weights)
-    torch.testing.assert_close(output[3], (torch.tensor([3.0, 4.0]) + 3 * torch.tensor([9.0, 10.0])) / 4)
-
-
 @in_dtypes_and_modes
 def test_weights_of_nothing(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
@@ -233,20 +150,6 @@ def test_weights_in_bags(
         bags = numbered(mode, dtype, grad_mode, include_last_offset=bool(last))
         weights = torch.randn(6).to(dtype).requires_grad_(trainable) if weighted else None
         check_bags(bags, ids, ends if last else ends[:-1], ends, weights)
-
-
-SIZES = ((2, 3, 5, 7), (2, 5, 53, 23), (101, 5, 3, 7), (2, 101, 3, 7))  # rows, columns, bags, ids of each
-
-
-@each_id_dtype
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_without_offsets(dtype: torch.dtype, ids_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_EmbeddingBag_per_sample_weights_and_no_offsets."""
-    for (rows, dim, count, length), trainable in itertools.product(SIZES, (True, False)):
-        bags = nn.EmbeddingBag(rows, dim, mode="sum", dtype=dtype, grad_mode=grad_mode)
-        ids = torch.randint(rows, (count, length), dtype=ids_dtype)
-        weights = torch.randn(count, length, dtype=dtype).softmax(-1).requires_grad_(trainable)
-        check_bags(bags, ids, None, torch.arange(0, count * length + 1, length), weights)
 
 
 def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: torch.dtype, grad_mode: str) -> None:

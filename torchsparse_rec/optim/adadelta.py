@@ -51,20 +51,9 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            rho,
-            eps,
-            weight_decay,
-            foreach,
-            capturable=capturable,
-            maximize=maximize,
-            differentiable=differentiable,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-        )
+        flags: dict[str, Any] = {"capturable": capturable, "maximize": maximize, "differentiable": differentiable}
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        super().__init__(params, lr, rho, eps, weight_decay, foreach, **flags, **ours)
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adadelta", group)

@@ -55,21 +55,9 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            lr_decay,
-            weight_decay,
-            initial_accumulator_value,
-            eps,
-            foreach,
-            maximize=maximize,
-            differentiable=differentiable,
-            fused=fused,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-        )
+        flags: dict[str, Any] = {"maximize": maximize, "differentiable": differentiable, "fused": fused}
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, foreach, **flags, **ours)
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adagrad", group)

@@ -210,24 +210,10 @@ class Adam(_Adam, torch.optim.Adam):
         in_backward: bool = False,
         tensorflow_eps: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            decoupled_weight_decay=decoupled_weight_decay,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-            tensorflow_eps=tensorflow_eps,
-        )
+        flags: dict[str, Any] = {"foreach": foreach, "maximize": maximize, "capturable": capturable}
+        flags |= {"differentiable": differentiable, "fused": fused, "decoupled_weight_decay": decoupled_weight_decay}
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, tensorflow_eps=tensorflow_eps, **flags, **ours)
 
 
 class AdamW(_Adam, torch.optim.AdamW):
@@ -276,23 +262,10 @@ class AdamW(_Adam, torch.optim.AdamW):
         in_backward: bool = False,
         tensorflow_eps: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-            tensorflow_eps=tensorflow_eps,
-        )
+        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "capturable": capturable}
+        flags |= {"differentiable": differentiable, "fused": fused, "tensorflow_eps": tensorflow_eps}
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **flags, **ours)
 
 
 class PartialRowWiseAdam(RowOptimizer):

@@ -55,20 +55,9 @@ class Adamax(RowOptimizer, torch.optim.Adamax):
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            foreach,
-            maximize=maximize,
-            differentiable=differentiable,
-            capturable=capturable,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-        )
+        flags: dict[str, Any] = {"maximize": maximize, "differentiable": differentiable, "capturable": capturable}
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        super().__init__(params, lr, betas, eps, weight_decay, foreach, **flags, **ours)
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adamax", group)

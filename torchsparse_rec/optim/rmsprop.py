@@ -54,22 +54,9 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            alpha,
-            eps,
-            weight_decay,
-            momentum,
-            centered,
-            capturable,
-            foreach,
-            maximize,
-            differentiable,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-        )
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        rest = (momentum, centered, capturable, foreach, maximize, differentiable)
+        super().__init__(params, lr, alpha, eps, weight_decay, *rest, **ours)
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("rmsprop", group)

@@ -55,21 +55,9 @@ class SGD(RowOptimizer, torch.optim.SGD):
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum,
-            dampening,
-            weight_decay,
-            nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            differentiable=differentiable,
-            fused=fused,
-            lazy=lazy,
-            stochastic_rounding=stochastic_rounding,
-            in_backward=in_backward,
-        )
+        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable}
+        ours = {"lazy": lazy, "stochastic_rounding": stochastic_rounding, "in_backward": in_backward}
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, fused=fused, **flags, **ours)
 
     def rule(self, group: dict[str, Any]) -> Rule:
         # As torch reads it, should momentum become 0.
