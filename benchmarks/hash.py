@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 
-from . import instructions
-from .rows import Call, Case, CudaTargets, Fact, Make, Options, Row, tensorflow
+from .rows import Call, Case, CudaTargets, Make, Options, Row, tensorflow
 
 BUCKETS = 1_000_003
 # tf.strings.to_hash_bucket_fast(text, BUCKETS) of TensorFlow 2.21.
@@ -68,24 +67,6 @@ def check_against_text(x: Tensor, device: str) -> None:
     assert torch.equal(ops.to_hash_bucket_fast(sample.to(device), BUCKETS).cpu(), text)
 
 
-DRAWS: list[Callable[[int], Tensor]] = [full_range, below_2_31, mixed_lengths]
-
-
-def launch_all() -> None:
-    """Hash each kind of integers once, for a profiler to watch."""
-    instructions.launch(DRAWS, lambda x: ops.to_hash_bucket_fast(x, BUCKETS))
-
-
-def issue_limit(draw: Callable[[int], Tensor]) -> list[Fact]:
-    """Return how many ids per second the GPU could hash at most, by the instructions that it must issue."""
-    counts, clock = instructions.counted(len(DRAWS)), instructions.highest_clock()
-    if not counts or clock is None:
-        return []
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    value = instructions.limit(counts[DRAWS.index(draw)], multiprocessors, clock)
-    return [Fact("limit by instructions", value / 1e9, "x 10^9 ids/s")]
-
-
 def integer_row(
     name: str, what: str, draw: Callable[[int], Tensor], targets: dict[str, float], ids_per_second: float | None = None
 ) -> Row:
@@ -117,7 +98,6 @@ def integer_row(
             16 * len(x),
             ids=len(x),
             sizes=f"{len(x):,} int64",
-            facts=lambda: issue_limit(draw) if options.device == "cuda" and not options.quick else [],
         )
 
     cuda = CudaTargets(fastest_peer=None, ids_per_second=ids_per_second)
