@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
 from devices import cpu_only
-from nn.cases import train_squares
 from torch import Tensor
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim
@@ -238,22 +235,6 @@ def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
     other = nn.EmbeddingBagCollection(MIXED[:3], grad_mode=grad_mode)
     other.embedding_bags["b"].load_state_dict(saved)
     assert torch.equal(other.embedding_bags["b"].weight, collection.embedding_bags["b"].weight)
-
-
-@pytest.mark.parametrize("grad_mode", ["sparse", "fused", "auto"])
-def test_copies_train_on_by_themselves(grad_mode: str) -> None:
-    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
-    optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=True)
-    train_squares(collection, optimizer, (batch(seed=seed) for seed in range(3)))
-    for copied in (copy.deepcopy(collection), pickle.loads(pickle.dumps(collection))):
-        before = {name: value.clone() for name, value in collection.state_dict().items()}
-        for name, value in copied.state_dict().items():
-            assert torch.equal(value, before[name])
-        its = optim.Adam(copied.parameters(), lr=0.1, in_backward=True)
-        train_squares(copied, its, [batch(seed=9)])
-        assert not torch.equal(copied.embedding_bags["a"].weight, before["embedding_bags.a.weight"])
-        for name, value in collection.state_dict().items():
-            assert torch.equal(value, before[name])
 
 
 @pytest.mark.parametrize(("in_backward", "choice", "of_small"), [(False, "sparse", "dense"), (True, "fused", "fused")])

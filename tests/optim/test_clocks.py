@@ -195,13 +195,3 @@ def test_a_growing_history_keeps_the_past(monkeypatch):
         train(optim.Adam([parameter]), parameter, batches(40), 0.05)
         results.append(current_rows(parameter, EVERYTHING))
     assert torch.equal(*results)
-
-
-def test_a_state_that_is_dropped_starts_anew():
-    ours, mine, theirs, reference = both(optim.Adam, torch.optim.Adam)
-    for k, batch in enumerate(batches(20)):
-        if k == 10:
-            mine.state.clear()
-            reference.state.clear()
-        step(ours, theirs, (mine, reference), batch)
-    assert distance(ours[0], theirs[0]) <= 1e-6 and int(mine.state[ours[0]]["step"]) == 10
