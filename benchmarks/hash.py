@@ -171,38 +171,19 @@ def build_cross(jagged: bool, options: Options) -> Case:
     return Case(ours, {"TensorFlow eager": tf_cross}, check, moved, ids=count, sizes=sizes)
 
 
+def other_row(name: str, what: str, build: Callable[[Options], Case], ratio: float) -> Row:
+    """Make a benchmark row of strings or crosses, with its target beside TensorFlow."""
+    return Row(f"hash/{name}", what, build, {"TensorFlow eager": ratio}, CudaTargets(fastest_peer=None))
+
+
 _FULL_RANGE = {"TensorFlow eager": 10.0, "TensorFlow tf.function": 7.0}
 _BELOW_2_31 = {"TensorFlow eager": 8.0, "TensorFlow tf.function": 5.0}
 ROWS = [
     integer_row("full-range", "full range", full_range, _FULL_RANGE, 30e9),
     integer_row("below-2^31", "below 2^31", below_2_31, _BELOW_2_31, 50e9),
     integer_row("mixed", "mixed lengths", mixed_lengths, {"TensorFlow eager": 5.0}),
-    Row(
-        "hash/strings",
-        "string_to_hash_bucket_fast, byte strings",
-        partial(build_strings, False),
-        {"TensorFlow eager": 2.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
-    Row(
-        "hash/strings-strong",
-        "string_to_hash_bucket_strong, byte strings",
-        partial(build_strings, True),
-        {"TensorFlow eager": 6.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
-    Row(
-        "hash/cross",
-        "cross_hashed, one value in each column",
-        partial(build_cross, False),
-        {"TensorFlow eager": 4.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
-    Row(
-        "hash/cross-jagged",
-        "cross_hashed, one to three values",
-        partial(build_cross, True),
-        {"TensorFlow eager": 4.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
+    other_row("strings", "string_to_hash_bucket_fast, byte strings", partial(build_strings, False), 2.0),
+    other_row("strings-strong", "string_to_hash_bucket_strong, byte strings", partial(build_strings, True), 6.0),
+    other_row("cross", "cross_hashed, one value in each column", partial(build_cross, False), 4.0),
+    other_row("cross-jagged", "cross_hashed, one to three values", partial(build_cross, True), 4.0),
 ]
