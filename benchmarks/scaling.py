@@ -31,7 +31,7 @@ from torchsparse_rec import nn, optim, variable
 
 from .ids import uniform_ids, zipf_ids
 from .interrupt import run_command
-from .machine import ROOT, machine
+from .machine import ROOT, begin_peak_anew, machine, memory
 from .timing import Call, compare
 
 # Ids in each bag.
@@ -158,12 +158,6 @@ def at(axis: str, value: float, quick: bool) -> Point:
 # ---- One point, in a process of its own ------------------------------------------------------------------------------
 
 
-def memory(name: str) -> int:
-    """Return the bytes of a line of /proc/self/status: ``VmRSS``, what is mapped now, or ``VmHWM``, its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-
-
 def batches(point: Point) -> list[Tensor]:
     """Draw the ids of several calls, table after table in each, all below the rows of one table."""
     count, rows = max(2, DRAWN // point.ids), point.rows // point.tables
@@ -242,7 +236,7 @@ def measure(workload: str, point: Point, quick: bool) -> dict[str, float]:
     drawn = batches(point)
     before = memory("VmRSS")
     call, table = make(workload, point, drawn)
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
+    begin_peak_anew()
     for _ in range(3):
         call()
     beyond = memory("VmHWM") - before - 4 * point.rows * point.dim

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchsparse_rec import nn, optim
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-in_dtypes_and_modes = in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, grad_mode=MODES)
 
 
 @pytest.fixture(params=MODES)
@@ -59,39 +58,25 @@ def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def check_bags(
-    bags: torch.nn.Module, ids: Tensor, offsets: Tensor | None, ends: Tensor, factors: Tensor | None = None
-) -> None:
-    """Compare a lookup's result and all gradients with the reference; ``ends``: the offsets and the number of ids."""
-    dtype, flat = bags.weight.dtype, ids.flatten()
-    wide = None if factors is None else factors.detach().double().flatten().requires_grad_()
-    want = pooled(bags.weight.detach().double(), flat, ends, bags.mode, wide, bags.padding_idx)
+def check_bags(bags: torch.nn.Module, ids: Tensor, offsets: Tensor | None, ends: Tensor) -> None:
+    """Compare a lookup's result and gradient with the reference; ``ends``: the offsets and the number of ids."""
+    dtype = bags.weight.dtype
+
+    def reference(weight: Tensor) -> Tensor:
+        return pooled(weight, ids.flatten(), ends, bags.mode, None, bags.padding_idx)
+
+    want = reference(bags.weight.detach().double())
     cotangent = torch.rand(want.shape).to(dtype)
     results = []
 
     def run() -> Tensor:
-        results.append(bags(ids, offsets, factors))
+        results.append(bags(ids, offsets))
         return results[0]
 
     grad = gradient(bags, run, cotangent)
     assert results[0].dtype == dtype
-    close(results[0].detach(), want.detach(), dtype)
-
-    def reference(weight: Tensor) -> Tensor:
-        return pooled(weight, flat, ends, bags.mode, wide, bags.padding_idx)
-
+    close(results[0].detach(), want, dtype)
     close(grad, reference_gradient(bags.weight, reference, cotangent), dtype, factor=5)
-    if factors is not None and factors.requires_grad:
-        close(factors.grad.flatten(), torch.zeros_like(wide) if wide.grad is None else wide.grad, dtype)
-
-
-KNOWN_IDS, KNOWN_OFFSETS = torch.tensor([3, 1, 1, 1, 4, 0]), torch.tensor([0, 0, 3, 3, 6])
-
-
-def numbered(mode: str, dtype: torch.dtype, grad_mode: str, **options) -> torch.nn.Module:
-    """Make a table of five rows of two columns: 1, 2, 3, ..."""
-    weight = torch.arange(1, 11).view(5, 2).to(dtype)
-    return nn.EmbeddingBag(5, 2, mode=mode, _weight=weight, grad_mode=grad_mode, **options)
 
 
 def random_bags(random: torch.Generator, every: bool) -> tuple[Tensor, Tensor]:
@@ -128,66 +113,7 @@ def test_padding_in_bags_of_one_length(dtype: torch.dtype, grad_mode: str) -> No
             check_bags(bags, ids, None, torch.arange(0, 10 * count + 1, 10))
 
 
-@in_dtypes_and_modes
-def test_weights_of_nothing(
-    dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
-) -> None:
-    """Restate test_EmbeddingBag_empty_per_sample_weights_and_offsets."""
-    for trainable in (True, False):
-        weights = torch.zeros(0, dtype=dtype, requires_grad=trainable)
-        offsets = torch.zeros(6, dtype=offsets_dtype)
-        check_bags(numbered("sum", dtype, grad_mode), torch.tensor([], dtype=ids_dtype), offsets[:-1], offsets, weights)
-
-
-@in_pairs(dtype=FLOATS, grad_mode=MODES, last=[None, False, True], ids_dtype=IDS, offsets_dtype=IDS)
-def test_weights_in_bags(
-    dtype: torch.dtype, last: bool | None, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
-) -> None:
-    """Restate test_EmbeddingBag_per_sample_weights_and_offsets and, with any or the last offset, ..._new_offsets."""
-    ids, ends = KNOWN_IDS.to(ids_dtype), torch.cat([KNOWN_OFFSETS, torch.tensor([6])]).to(offsets_dtype)
-    modes = [("sum", True)] if last is None else [("sum", False), ("sum", True), ("max", False), ("mean", False)]
-    for (mode, weighted), trainable in itertools.product(modes, (True, False)):
-        bags = numbered(mode, dtype, grad_mode, include_last_offset=bool(last))
-        weights = torch.randn(6).to(dtype).requires_grad_(trainable) if weighted else None
-        check_bags(bags, ids, ends if last else ends[:-1], ends, weights)
-
-
-def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: torch.dtype, grad_mode: str) -> None:
-    """Check known bags in both forms, empty bags, bags of many sizes with and without max_norm, and bad offsets."""
-    bags, ends = numbered(mode, dtype, grad_mode), torch.cat([KNOWN_OFFSETS, torch.tensor([6])])
-    check_bags(bags, KNOWN_IDS.to(ids), KNOWN_OFFSETS.to(offsets), ends)
-    check_bags(bags, KNOWN_IDS.to(ids).view(2, 3), None, torch.tensor([0, 3, 6]))
-    nothing = torch.zeros(5, dtype=offsets)
-    check_bags(bags, torch.tensor([], dtype=ids), nothing[:4], nothing)
-    sizes = [(n, d, 3 - n, d, limit) for n, d, limit in itertools.product((1, 2), (1, 2), (None, 3.0))]
-    for rows, dim, count, length, limit in [*sizes, (37, 19, 11, 23, None)]:
-        some = nn.EmbeddingBag(rows, dim, mode=mode, max_norm=limit, dtype=dtype, grad_mode=grad_mode)
-        given = torch.randint(rows, (count * length,), dtype=ids)
-        starts = torch.arange(0, count * length + 1, length)
-        with torch.no_grad():
-            some(given, starts[:-1].to(offsets))  # so that the reference, too, has rows of at most this norm
-        check_bags(some, given, starts[:-1].to(offsets), starts)
-    twelve = torch.ones(3, 4, dtype=ids)
-    bags.eval()
-    for input, bad in (
-        (twelve, [0, 1, 2]),
-        (twelve.flatten(), None),
-        (twelve.flatten(), [1, 1, 2]),
-        (twelve.flatten(), [0, 1, 100]),
-    ):
-        with pytest.raises(ValueError, match="offsets"):
-            bags(input, None if bad is None else torch.tensor(bad, dtype=offsets))
-
-
-@in_dtypes_and_modes
-def test_bags(dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_embedding_bag_device; for half types test_embedding_bag_half and test_embedding_bag_bfloat16 too."""
-    torch.manual_seed(0)
-    for mode in POOLINGS:
-        check_device_case(mode, dtype, ids_dtype, offsets_dtype, grad_mode)
-
-
-@in_dtypes_and_modes
+@in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, grad_mode=MODES)
 def test_tables_that_are_not_contiguous(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:

@@ -3,8 +3,7 @@ torch's own tests of ``torch.nn.Embedding``, restated for ours in every gradient
 
 They are, with those of ``EmbeddingBag`` in test_embedding_bag_of_torch.py, from ``test/nn/test_embedding.py`` of torch
 (commit 013a59d): what test_embedding.py, test_embedding_bag.py and the random programs do not say already. Each test
-names torch's. Classes of errors are not compared: ours are ValueError and IndexError. Weights in mode mean, which torch
-refuses, mean what they do in TensorFlow.
+names torch's. Classes of errors are not compared: ours are ValueError and IndexError.
 """
 
 from __future__ import annotations
