@@ -2,8 +2,8 @@
 ``python -m benchmarks.gpu``, which ``make gpu`` calls: build, test, check and time on this machine's NVIDIA GPU.
 
 It needs a torch with CUDA and pytest, no network and no virtual environment. Each stage has a share of the time that is
-left; one that fails or runs out of time does not stop the next. After each stage gpu.json and gpu.md contain the
-results so far, and what to do next. The stages' output goes to output.txt, the failed tests to failures.txt.
+left; one that fails or runs out of time does not stop the next. After each stage gpu.json contains the results so far,
+and first of all what to do next. The stages' output goes to output.txt, the failed tests to failures.txt.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def stages_after_build(given: argparse.Namespace) -> list[Stage]:
 
 @dataclass
 class Report:
-    """The files gpu.json and gpu.md, which are written anew whenever something is added."""
+    """The file gpu.json, which is written anew whenever something is added."""
 
     out: Path
     machine: dict[str, str]
@@ -237,23 +237,15 @@ class Report:
         return {"next": what_next(content), **content}
 
     def write(self) -> None:
-        """Write both files, each whole or not at all."""
-        content = self.content()
-        for name, text in (("gpu.json", json.dumps(content, indent=1) + "\n"), ("gpu.md", markdown(content))):
-            part = self.out / f".{name}.part"
-            part.write_text(text)
-            part.replace(self.out / name)
+        """Write the file, whole or not at all."""
+        part = self.out / ".gpu.json.part"
+        part.write_text(json.dumps(self.content(), indent=1) + "\n")
+        part.replace(self.out / "gpu.json")
 
     def add(self, outcome: Outcome) -> None:
-        """Add a stage's outcome, and write the files."""
+        """Add a stage's outcome, and write the file."""
         self.outcomes.append(outcome)
         self.write()
-
-    def follow(self, line: str) -> None:
-        """Write the files again after a stage has printed a line, if it has written new figures."""
-        measured, written = self.out / "benchmarks.json", self.out / "gpu.json"
-        if measured.is_file() and measured.stat().st_mtime_ns > written.stat().st_mtime_ns:
-            self.write()
 
     def without_library(self) -> str | None:
         """Return why nothing else can run if the library could not be built or loaded, else None."""
@@ -273,7 +265,7 @@ def what_next(content: dict[str, Any]) -> list[str]:
             lines = [f"{stage['name']} failed, {stage['note']}: see output.txt"]
         todo += lines
     rows = content.get("rows", [])
-    todo += [f"{row['name']} failed: {_line_of(row['failed'])}" for row in rows if "failed" in row]
+    todo += [f"{row['name']} failed: {row['failed'].splitlines()[0]}" for row in rows if "failed" in row]
     slow = sorted((share, row["name"], what) for row in rows if "failed" not in row for share, what in _missed(row))
     todo += [f"{name}: {what}" for _, name, what in slow]
     todo += [f"{name}: {tests_note(found)}" for name, found in content["tests"].items() if found["not run"]]
@@ -285,10 +277,6 @@ def _names(tests: list[str], most: int = 5) -> str:
     return ", ".join([*tests[:most], *more])
 
 
-def _line_of(text: str) -> str:
-    return text.partition("\n")[0].replace("|", " ")
-
-
 def _missed(row: dict[str, Any]) -> list[tuple[float, str]]:
     """Return a row's missed targets: the share of each that was reached, and its description."""
     found = [(each["what"], each["reached"], each["wanted"]) for each in row["targets"] if each["passed"] is False]
@@ -297,52 +285,6 @@ def _missed(row: dict[str, Any]) -> list[tuple[float, str]]:
     missed = [(reached / least, f"{what} {reached:.2f} of {least:g}") for what, reached, least in found]
     facts = [(each["name"], each["value"], each["limit"]) for each in row["facts"] if each.get("passed") is False]
     return missed + [(most / value, f"{what} {value:g}, at most {most:g}") for what, value, most in facts]
-
-
-def markdown(content: dict[str, Any]) -> str:
-    """Return the report as a page of Markdown."""
-    lines = ["# GPU run", "", *(f"{n}. {line}" for n, line in enumerate(content["next"], 1)), ""]
-    lines += [f"* {name}: {value}" for name, value in content["machine"].items()]
-    lines += ["", "| stage | result | seconds | |", "|---|---|---|---|"]
-    for stage in content["stages"]:
-        lines.append(f"| {stage['name']} | {stage['result']} | {stage['seconds']:.0f} | {stage['note']} |")
-    if content["kernels"]:
-        head = list(dict.fromkeys(name for each in content["kernels"] for name in each))
-        lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        lines += [f"| {' | '.join(_cell(each.get(name, '')) for name in head)} |" for each in content["kernels"]]
-    rows = content.get("rows", [])
-    if rows:
-        lines += ["", f"Copy bandwidth {content['copy_gb_per_second']:,.0f} GB/s, reads plus writes."]
-        if content["quick"]:
-            lines += ["", "Quick: small sizes and few calls; the figures say nothing about speed."]
-        head = ["benchmark", "sizes", "ms", "GB/s", "% of copy", "G ids/s", "times as fast as", "targets and limits"]
-        lines += ["", f"| {' | '.join([*head, 'published'])} |", "|---" * 9 + "|", *(_line(row) for row in rows)]
-        lines += ["", "The last column quotes others' figures, as shares of peak bandwidth: not measured here."]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:,.4g}"
-
-
-def _line(row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return f"| {row['name']} | {row['sizes']} | failed: {_line_of(row['failed'])} | | | | | | |"
-
-    def number(value: float | None, text: str) -> str:
-        return "" if value is None else format(value, text)
-
-    peers = [f"{peer['name']} {peer['ratio']:.2f}" for peer in row["peers"] if "ratio" in peer]
-    targets = [
-        f"{target['what']} {target['reached']:.2f} of {target['wanted']:g}: {'pass' if target['passed'] else 'MISS'}"
-        for target in row["targets"]
-    ]
-    targets += [f"{fact['name']} {fact['value']:.3g} {fact['unit']}" for fact in row["facts"]]
-    share = None if row["share_of_copy"] is None else 100 * row["share_of_copy"]
-    ids = None if row["ids_per_second"] is None else row["ids_per_second"] / 1e9
-    cells = [row["name"], row["sizes"], f"{row['ours_ms']:.3f}", number(row["gb_per_second"], ",.0f")]
-    cells += [number(share, ".0f"), number(ids, ".2f"), ", ".join(peers), "; ".join(targets), row["published"]]
-    return f"| {' | '.join(cells)} |"
 
 
 # ---- All of it ------------------------------------------------------------------------------------------------------
@@ -371,7 +313,7 @@ def run_all(stages: list[Stage], end: float, report: Report) -> None:
         if broken is not None:
             report.add(Outcome(stage.name, "skipped", 0.0, broken))
         else:
-            report.add(run_stage(stage, limit, report.out / "output.txt", report.follow))
+            report.add(run_stage(stage, limit, report.out / "output.txt"))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -396,7 +338,7 @@ def main(arguments: list[str] | None = None) -> int:
     report = Report(given.out, machine)
     report.write()
     run_all(stages, end, report)
-    print(f"\nresults: {given.out}/gpu.json and gpu.md")
+    print(f"\nresults: {given.out}/gpu.json")
     for outcome in report.outcomes:
         print(f"{outcome.seconds:>6.0f} s  {outcome.name:<12}{outcome.result:<10}{outcome.note}")
     print("next: " + "; ".join(report.content()["next"][:12]))

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 
-from . import instructions
-from .rows import Call, Case, CudaTargets, Fact, Make, Options, Row, tensorflow
+from .rows import Call, Case, CudaTargets, Make, Options, Row, tensorflow
 
 BUCKETS = 1_000_003
 # tf.strings.to_hash_bucket_fast(text, BUCKETS) of TensorFlow 2.21.
@@ -68,24 +67,6 @@ def check_against_text(x: Tensor, device: str) -> None:
     assert torch.equal(ops.to_hash_bucket_fast(sample.to(device), BUCKETS).cpu(), text)
 
 
-DRAWS: list[Callable[[int], Tensor]] = [full_range, below_2_31, mixed_lengths]
-
-
-def launch_all() -> None:
-    """Hash each kind of integers once, for a profiler to watch."""
-    instructions.launch(DRAWS, lambda x: ops.to_hash_bucket_fast(x, BUCKETS))
-
-
-def issue_limit(draw: Callable[[int], Tensor]) -> list[Fact]:
-    """Return how many ids per second the GPU could hash at most, by the instructions that it must issue."""
-    counts, clock = instructions.counted(len(DRAWS)), instructions.highest_clock()
-    if not counts or clock is None:
-        return []
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    value = instructions.limit(counts[DRAWS.index(draw)], multiprocessors, clock)
-    return [Fact("limit by instructions", value / 1e9, "x 10^9 ids/s")]
-
-
 def integer_row(
     name: str, what: str, draw: Callable[[int], Tensor], targets: dict[str, float], ids_per_second: float | None = None
 ) -> Row:
@@ -117,7 +98,6 @@ def integer_row(
             16 * len(x),
             ids=len(x),
             sizes=f"{len(x):,} int64",
-            facts=lambda: issue_limit(draw) if options.device == "cuda" and not options.quick else [],
         )
 
     cuda = CudaTargets(fastest_peer=None, ids_per_second=ids_per_second)
@@ -191,38 +171,19 @@ def build_cross(jagged: bool, options: Options) -> Case:
     return Case(ours, {"TensorFlow eager": tf_cross}, check, moved, ids=count, sizes=sizes)
 
 
+def other_row(name: str, what: str, build: Callable[[Options], Case], ratio: float) -> Row:
+    """Make a benchmark row of strings or crosses, with its target beside TensorFlow."""
+    return Row(f"hash/{name}", what, build, {"TensorFlow eager": ratio}, CudaTargets(fastest_peer=None))
+
+
 _FULL_RANGE = {"TensorFlow eager": 10.0, "TensorFlow tf.function": 7.0}
 _BELOW_2_31 = {"TensorFlow eager": 8.0, "TensorFlow tf.function": 5.0}
 ROWS = [
     integer_row("full-range", "full range", full_range, _FULL_RANGE, 30e9),
     integer_row("below-2^31", "below 2^31", below_2_31, _BELOW_2_31, 50e9),
     integer_row("mixed", "mixed lengths", mixed_lengths, {"TensorFlow eager": 5.0}),
-    Row(
-        "hash/strings",
-        "string_to_hash_bucket_fast, byte strings",
-        partial(build_strings, False),
-        {"TensorFlow eager": 2.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
-    Row(
-        "hash/strings-strong",
-        "string_to_hash_bucket_strong, byte strings",
-        partial(build_strings, True),
-        {"TensorFlow eager": 6.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
-    Row(
-        "hash/cross",
-        "cross_hashed, one value in each column",
-        partial(build_cross, False),
-        {"TensorFlow eager": 4.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
-    Row(
-        "hash/cross-jagged",
-        "cross_hashed, one to three values",
-        partial(build_cross, True),
-        {"TensorFlow eager": 4.0},
-        cuda=CudaTargets(fastest_peer=None),
-    ),
+    other_row("strings", "string_to_hash_bucket_fast, byte strings", partial(build_strings, False), 2.0),
+    other_row("strings-strong", "string_to_hash_bucket_strong, byte strings", partial(build_strings, True), 6.0),
+    other_row("cross", "cross_hashed, one value in each column", partial(build_cross, False), 4.0),
+    other_row("cross-jagged", "cross_hashed, one to three values", partial(build_cross, True), 4.0),
 ]

@@ -20,6 +20,7 @@ from torch.nn.functional import mse_loss
 import torchsparse_rec
 from torchsparse_rec.typing import GradMode
 
+from .machine import begin_peak_anew, memory
 from .rows import Call, Case, Fact, Make, Options, Row, fbgemm, tensorflow
 from .timing import clock_block
 
@@ -167,17 +168,11 @@ def print_peak(rows: int, grad_mode: GradMode) -> None:
     """Print the peak of this process's memory in five steps, in MB (10^6 bytes)."""
     batches, target, table = draw_batches(rows, "cpu"), draw_target("cpu"), make_table(rows, "cpu")
     step = our_step(grad_mode, table, batches, target)
-    before = _status_kb("VmRSS")
-    with open("/proc/self/clear_refs", "w") as peak:
-        peak.write("5")  # Writing 5 sets the peak back to the memory that is resident now.
+    before = memory("VmRSS")
+    begin_peak_anew()
     for _ in range(5):
         step()
-    print((_status_kb("VmHWM") - before) * 1024 / 1e6)
-
-
-def _status_kb(name: str) -> int:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(f"{name}:"))
+    print((memory("VmHWM") - before) / 1e6)
 
 
 def build_case(grad_mode: GradMode, options: Options) -> Case:

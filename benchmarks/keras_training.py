@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from .interrupt import run_command
+from .machine import begin_peak_anew, memory
 
 DIM, BATCH, IDS, SAME = 512, 128, 20, 6
 # Whose layers and whose optimizer.
@@ -51,7 +51,7 @@ def train(side: str, rows: int, folder: str) -> None:
     times = []
     for k in range(SAME if whose == "keras" else 40):
         if k == 1:
-            Path("/proc/self/clear_refs").write_text("5")  # the largest memory from here on
+            begin_peak_anew()
         began = time.perf_counter()
         model.train_on_batch(batches[k % 16], target)
         times.append(time.perf_counter() - began)
@@ -59,9 +59,8 @@ def train(side: str, rows: int, folder: str) -> None:
             touched = np.unique(np.concatenate([batch.ravel() for batch in batches[:SAME]]))
             chosen = np.concatenate([touched, np.arange(0, rows, 97)])
             np.save(f"{folder}/{side}.npy", model.layers[0].embeddings.value[chosen].detach().numpy())
-    status = Path("/proc/self/status").read_text().splitlines()
-    peak = next(line for line in status if line.startswith("VmHWM")).split()[1]
-    print(f"{statistics.median(times[2:]) * 1000:.2f} {min(times[2:]) * 1000:.2f} {int(peak) / 1e6:.2f}")
+    peak = memory("VmHWM") / 1e9
+    print(f"{statistics.median(times[2:]) * 1000:.2f} {min(times[2:]) * 1000:.2f} {peak:.2f}")
 
 
 def main() -> None:
@@ -75,15 +74,8 @@ def main() -> None:
     plain: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for side in SIDES:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.keras_training",
-                f"--rows={options.rows}",
-                "--side",
-                side,
-                folder,
-            ]
+            command = [sys.executable, "-m", "benchmarks.keras_training", f"--rows={options.rows}"]
+            command += ["--side", side, folder]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
                 sys.exit(f"{side}: {done.stderr}")

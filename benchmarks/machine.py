@@ -66,6 +66,17 @@ def _driver() -> str:
         return "unknown"
 
 
+def memory(name: str) -> int:
+    """Return the bytes of a line of /proc/self/status: ``VmRSS``, what is mapped now, or ``VmHWM``, its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def begin_peak_anew() -> None:
+    """Set the peak of this process's memory to what is mapped now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def now() -> str:
     """Return the time, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

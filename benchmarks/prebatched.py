@@ -28,7 +28,7 @@ ROWS_FULL, ROWS_QUICK, BATCH_FULL, BATCH_QUICK = 1_000_000, 2_000, 16_384, 512
 TABLE_ROWS, FLOATS, SINGLE, TENFOLD = 400_000, 10, 37, 3
 
 #: For each distribution of ids, how many times the bytes of TensorFlow's prebatched file the compressed one may take.
-SPREADS = {"uniform": 0.85, "zipf": 0.95, "zipf-ranked": 0.95}
+SPREADS = {"uniform": 0.85, "zipf": 0.95}
 EXAMPLES, BATCHES = "tf.data, an example a record", "tf.data, a batch a record"
 
 
@@ -41,17 +41,13 @@ def _distribution() -> Tensor:
 
 
 def draw_ids(spread: str, count: int, seed: int) -> Tensor:
-    """
-    Draw ``count`` ids.
-
-    Popular ids of ``zipf`` lie scattered over the table; popular ids of ``zipf-ranked`` are small.
-    """
+    """Draw ``count`` ids. Popular ids of ``zipf`` lie scattered over the table."""
     if spread == "uniform":
         return uniform_ids(count, TABLE_ROWS, "cpu", seed)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.rand(count, dtype=torch.float64, generator=generator)
     ranks = torch.searchsorted(_distribution(), drawn).clamp_max_(TABLE_ROWS - 1)
-    return scatter(ranks, TABLE_ROWS) if spread == "zipf" else ranks
+    return scatter(ranks, TABLE_ROWS)
 
 
 def draw_batches(spread: str, rows: int, batch: int) -> Iterator[dict[str, Tensor]]:
@@ -84,9 +80,7 @@ class Files:
 
     def _ours(self, name: str, compression: Literal["zstd"] | None) -> Path:
         path = self.folder / name
-        # TensorFlow's variable-length integers suit small ids. There our smallest file is compared.
-        saving = 0.0 if self.spread == "zipf-ranked" else 0.125
-        write_prebatched(path, self.batches(), compression=compression, min_saving=saving, progress=False)
+        write_prebatched(path, self.batches(), compression=compression, progress=False)
         return path
 
     @cached_property

@@ -48,7 +48,7 @@ class Outcome:
     note: str
 
 
-def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], None] = lambda line: None) -> Outcome:
+def run_stage(stage: Stage, limit: float, log: Path) -> Outcome:
     """
     Run a stage's command; print its output, and write it to a file line by line.
 
@@ -56,7 +56,6 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
         stage: the stage to run.
         limit: the seconds after which the command is ended, with everything it started.
         log: the file to which output is appended.
-        on_line: a function that is called after each line.
 
     Returns:
         The outcome.
@@ -90,7 +89,6 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
                 file.flush()
                 if stage.skip_if_printed is not None:
                     unusable = unusable or re.search(stage.skip_if_printed, line)
-                on_line(line)
         code = process.wait()
     finally:
         if process.poll() is None:

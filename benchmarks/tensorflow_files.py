@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .interrupt import run_command
+from .machine import memory
 
 WIDTH, PARTITIONS = 64, 8
 NAMES = ("users", "users/Adam", "users/Adam_1")
@@ -42,20 +43,14 @@ def write_by_tensorflow(folder: Path, rows: int) -> None:
     tf.raw_ops.SaveV2(prefix=str(folder / "theirs"), tensor_names=names, shape_and_slices=slices, tensors=tensors)
 
 
-def anonymous() -> int:
-    """Return the anonymous memory of this process in bytes."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) * 1024
-
-
 def measured(call: Callable[[], Any]) -> tuple[float, int]:
     """Return the seconds that a call takes, and by how much anonymous memory was larger meanwhile, at most."""
-    before, done = anonymous(), threading.Event()
+    before, done = memory("RssAnon"), threading.Event()
     most = [before]
 
     def watch() -> None:
         while not done.wait(0.002):
-            most.append(anonymous())
+            most.append(memory("RssAnon"))
 
     thread = threading.Thread(target=watch)
     thread.start()

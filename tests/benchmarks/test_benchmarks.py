@@ -397,36 +397,3 @@ def test_rows_run_at_toy_size(benchmarks, no_tensorflow, name, restore_threads, 
     assert benchmarks("__main__").main([name, "--quick", "--threads", "1"]) == 0
     printed = capsys.readouterr().out
     assert "ours" in printed and SMALL_RUNS[name] in printed and ("samples/s" in printed or "prebatched" not in name)
-
-
-# ---- Instructions ---------------------------------------------------------------------------------------------------
-
-# The output of `ncu --csv --page raw --print-units base`, after the lines of the program and of the profiler.
-NCU = """==PROF== Connected to process 7
-==PROF== Profiling "to_hash_bucket_kernel" - 0: 0%....100% - 1 pass
-"ID","Process ID","Kernel Name","smsp__inst_executed.sum"
-"","","","inst"
-"0","7","to_hash_bucket_kernel","1,048,576"
-"1","7","to_hash_bucket_kernel","524288"
-"""
-
-
-def test_counts_of_instructions_are_read(benchmarks):
-    instructions = benchmarks("instructions")
-    assert instructions.read_counts(NCU) == [1_048_576, 524_288]
-    assert instructions.read_counts("==ERROR== ERR_NVGPUCTRPERM") == []
-    assert instructions.per_call([1, 2, 3, 4], 2) == [3, 7]
-    assert instructions.per_call([1, 2, 3], 2) == instructions.per_call([], 2) == []
-
-
-def test_the_limit_by_instructions(benchmarks):
-    """Compute the limit by hand: one warp instruction per id; 100 multiprocessors at 1 GHz issue four per cycle."""
-    assert benchmarks("instructions").limit(1 << 20, 100, 1e9) == 400e9
-
-
-def test_without_a_profiler_there_is_no_limit(benchmarks, monkeypatch):
-    instructions = benchmarks("instructions")
-    monkeypatch.setattr(instructions.shutil, "which", lambda *args, **kwargs: None)
-    instructions.counted.cache_clear()
-    assert benchmarks("hash").issue_limit(benchmarks("hash").full_range) == []
-    instructions.counted.cache_clear()

@@ -71,17 +71,6 @@ def test_one_array_is_all_data(keras: Any) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("arguments", [{}, {"mask_token": 0}, {"output_mode": "tf_idf"}, {"max_tokens": 3}], ids=str)
-def test_integers_adapt(keras: Any, arguments: dict[str, Any]) -> None:
-    data = [np.array([[3, 3, -1], [0, 2**40, -7]]), np.array([[5, 0, 3]])]
-    mine, theirs = ours.IntegerLookup(**arguments), keras.layers.IntegerLookup(**arguments)
-    mine.adapt(iter(data))
-    theirs.adapt(iter(data))
-    assert mine.get_vocabulary() == [int(x) for x in theirs.get_vocabulary()]
-    assert np.allclose(mine(data[0]).numpy(), np.array(theirs(data[0])), rtol=1e-6)
-
-
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("layer", "arguments"),
     [

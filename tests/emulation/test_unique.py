@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ops.test_hash import assorted, extremes
+from ops.test_hash import DTYPES, assorted
 
 from emulation.fixture import check
-
-DTYPES = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64]
 
 
 def ids(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
@@ -74,6 +72,13 @@ def test_unique_of_values_made_to_collide(n: int, top: int) -> None:
 
 
 # ---- to_hash_bucket_fast --------------------------------------------------------------------------------------------
+
+
+def extremes(dtype: torch.dtype) -> list[int]:
+    """Return 0, the limits of the dtype, and the numbers around every power of ten within them."""
+    info = torch.iinfo(dtype)
+    near = [sign * 10**k + d for k in range(20) for d in (-1, 0, 1) for sign in (-1, 1)]
+    return [v for v in [0, info.min, info.max, info.min + 1, info.max - 1, *near] if info.min <= v <= info.max]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

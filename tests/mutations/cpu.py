@@ -11,95 +11,80 @@ from .mutation import Mutation, Table
 
 KINDS = ("sign", "bound", "step", "race")  # as in cuda.py; threads that write the same
 
-MUTATIONS = [
-    Mutation(
-        "sparse_segment.cpp",
-        "race",
-        "__atomic_fetch_add(count + from[i], run - i, __ATOMIC_RELAXED);",
-        "count[from[i]] += run - i;",
-        "sparse_segment",
-    ),
-    Mutation(
-        "bags.cpp",
-        "step",
-        "      while (begin < end && end < n && ids[end] == ids[end - 1]) ++end;\n",
-        "",
-        "sparse_segment",
-    ),
-    Mutation("bags.cpp", "bound", ": items < starts[given - 1]", ": items + 1 < starts[given - 1]", "nn"),
-    Mutation("segment_body.h", "sign", "ties - (x == best);", "ties + (x == best);", "segment"),
-    Mutation("unique_hashed.h", "bound", "first >= starts[p] ?", "first > starts[p] ?", "unique"),
-    Mutation(
-        "unique_direct.h",
-        "step",
-        "counts_.data()[owner] += counts_.data()[entry];",
-        "counts_.data()[owner] = counts_.data()[entry];",
-        "unique",
-    ),
-    Mutation("hash_string_loops.h", "bound", "lanes_below(splat(32), s", "lanes_below(splat(33), s", "hash"),
-    Mutation(
-        "sparse_tensor_rows.cpp", "bound", "0 : rows[begin - 1] + 1, 0}", "0 : rows[begin - 1], 0}", "sparse_tensor"
-    ),
-    Mutation(
-        "sparse_tensor_order.cpp", "bound", "end = part == parts - 1 ? size : size", "end = size", "sparse_tensor"
-    ),
-    Mutation(
-        "embedding_bags.cpp",
-        "sign",
-        "if (weights_ == nullptr && !may_pad)",
-        "if (weights_ == nullptr)",
-        "embedding",
-    ),
-    Mutation(
-        "embedding_ids.cpp",
-        "bound",
-        "!(static_cast<acc_t<W>>(weights[i]) > acc_t<W>(0))",
-        "static_cast<acc_t<W>>(weights[i]) < acc_t<W>(0)",
-        "lookup",
-    ),
-    Mutation("row_starts.h", "bound", "if (next - id > 1)", "if (next - id > 2)", "lookup"),
-    Mutation("row_loops_body.h", "step", "blocks[k] += block[k];", "blocks[k] = block[k];", "embedding"),
-    Mutation(
-        "embedding_collection_weights_backward.cpp",
-        "step",
-        "sum = l == 0 ? value : sum + value;",
-        "sum = value;",
-        "collection",
-    ),
-    Mutation("row_update.cpp", "sign", "+= v * state_stride[k];", "+= v * weight_stride;", "row_update"),
-    Mutation(
-        "row_optimizer.cpp",
-        "step",
-        "return values.const_data_ptr<A>() + slice.begin * dim;",
-        "return values.const_data_ptr<A>();",
-        "row_optimizer",
-    ),
-    Mutation(
-        "row_stepper.cpp",
-        "step",
-        "RowBits(*rounding_seed_, step_->number, rows[i])",
-        "RowBits(*rounding_seed_, 0, rows[i])",
-        "row_optimizer",
-    ),
-    Mutation("row_stepper.cpp", "bound", "n, step_->skips_zeros);", "n, false);", "row_optimizer"),
-    Mutation(
-        "table_insert.h",
-        "step",
-        "    if (its.number != row) {\n      write(its);\n",
-        "    if (its.number != row) {\n",
-        "table",
-    ),
-    Mutation(
-        "table_view.h",
-        "sign",
-        "{numbers[kFirstFactor], numbers[kSecondFactor]}",
-        "{numbers[kSecondFactor], numbers[kFirstFactor]}",
-        "table",
-    ),
-    Mutation("quantized.cpp", "bound", "start >= before, op", "start + 1 >= before, op", "quantized"),
-    Mutation("quantized_loops_body.h", "sign", "  if (is_long) {\n", "  if (!is_long) {\n", "quantized"),
-    Mutation("record_encode.cpp", "bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record"),
-]
+FAULTS = {
+    "sparse_segment.cpp": [
+        (
+            "race",
+            "__atomic_fetch_add(count + from[i], run - i, __ATOMIC_RELAXED);",
+            "count[from[i]] += run - i;",
+            "sparse_segment",
+        )
+    ],
+    "bags.cpp": [
+        ("step", "      while (begin < end && end < n && ids[end] == ids[end - 1]) ++end;\n", "", "sparse_segment"),
+        ("bound", ": items < starts[given - 1]", ": items + 1 < starts[given - 1]", "nn"),
+    ],
+    "segment_body.h": [("sign", "ties - (x == best);", "ties + (x == best);", "segment")],
+    "unique_hashed.h": [("bound", "first >= starts[p] ?", "first > starts[p] ?", "unique")],
+    "unique_direct.h": [
+        (
+            "step",
+            "counts_.data()[owner] += counts_.data()[entry];",
+            "counts_.data()[owner] = counts_.data()[entry];",
+            "unique",
+        )
+    ],
+    "hash_string_loops.h": [("bound", "lanes_below(splat(32), s", "lanes_below(splat(33), s", "hash")],
+    "sparse_tensor_rows.cpp": [("bound", "0 : rows[begin - 1] + 1, 0}", "0 : rows[begin - 1], 0}", "sparse_tensor")],
+    "sparse_tensor_order.cpp": [("bound", "end = part == parts - 1 ? size : size", "end = size", "sparse_tensor")],
+    "embedding_bags.cpp": [("sign", "if (weights_ == nullptr && !may_pad)", "if (weights_ == nullptr)", "embedding")],
+    "embedding_ids.cpp": [
+        (
+            "bound",
+            "!(static_cast<acc_t<W>>(weights[i]) > acc_t<W>(0))",
+            "static_cast<acc_t<W>>(weights[i]) < acc_t<W>(0)",
+            "lookup",
+        )
+    ],
+    "row_starts.h": [("bound", "if (next - id > 1)", "if (next - id > 2)", "lookup")],
+    "row_loops_body.h": [("step", "blocks[k] += block[k];", "blocks[k] = block[k];", "embedding")],
+    "embedding_collection_weights_backward.cpp": [
+        ("step", "sum = l == 0 ? value : sum + value;", "sum = value;", "collection")
+    ],
+    "row_update.cpp": [("sign", "+= v * state_stride[k];", "+= v * weight_stride;", "row_update")],
+    "row_optimizer.cpp": [
+        (
+            "step",
+            "return values.const_data_ptr<A>() + slice.begin * dim;",
+            "return values.const_data_ptr<A>();",
+            "row_optimizer",
+        )
+    ],
+    "row_stepper.cpp": [
+        (
+            "step",
+            "RowBits(*rounding_seed_, step_->number, rows[i])",
+            "RowBits(*rounding_seed_, 0, rows[i])",
+            "row_optimizer",
+        ),
+        ("bound", "n, step_->skips_zeros);", "n, false);", "row_optimizer"),
+    ],
+    "table_insert.h": [
+        ("step", "    if (its.number != row) {\n      write(its);\n", "    if (its.number != row) {\n", "table")
+    ],
+    "table_view.h": [
+        (
+            "sign",
+            "{numbers[kFirstFactor], numbers[kSecondFactor]}",
+            "{numbers[kSecondFactor], numbers[kFirstFactor]}",
+            "table",
+        )
+    ],
+    "quantized.cpp": [("bound", "start >= before, op", "start + 1 >= before, op", "quantized")],
+    "quantized_loops_body.h": [("sign", "  if (is_long) {\n", "  if (!is_long) {\n", "quantized")],
+    "record_encode.cpp": [("bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record")],
+}
+MUTATIONS = [Mutation(file, *fault) for file, faults in FAULTS.items() for fault in faults]
 TABLE = Table(
     name="cpu",
     folder="csrc/cpu",

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
 from devices import cpu_only
-from nn.cases import squares, train_squares, train_step
 from torch import Tensor
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim, variable
 from torchsparse_rec.nn.configs import PoolingType
 
 pytestmark = pytest.mark.usefixtures("kernels")
-
-GRAD_MODES = (None, "dense", "sparse", "fused", "auto")
 
 
 def config(name: str, rows: int, dim: int, features: list[str], pooling="sum", **more) -> nn.EmbeddingBagConfig:
@@ -100,22 +95,6 @@ def test_results_and_gradients_are_those_of_single_bags_bit_for_bit(grad_mode, w
             torch.testing.assert_close(got, want)
 
 
-def test_fused_updates_are_those_of_single_bags_bit_for_bit() -> None:
-    tables = [config("a", 20, 3, ["f"], "mean"), config("b", 7, 8, ["g"]), config("c", 11, 1, ["h"])]
-    collection = nn.EmbeddingBagCollection(tables, grad_mode="fused")
-    modules = one_by_one(collection)
-    optimizer = optim.Adam(collection.parameters(), lr=0.05, in_backward=True)
-    its = optim.Adam([p for module in modules for p in module.parameters()], lr=0.05, in_backward=True)
-    for seed in range(4):
-        x = batch(seed=seed)
-        train_step(optimizer, squares, collection, x)
-        its.zero_grad()
-        torch.cat(look_up_one_by_one(modules, tables, x), 1).square().sum().backward()
-        its.step()
-    for table, module in zip(tables, modules, strict=True):
-        assert torch.equal(collection.embedding_bags[table.name].weight, module.weight), table.name
-
-
 @pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
 def test_dtypes_may_differ(grad_mode: str) -> None:
     tables = [
@@ -184,30 +163,20 @@ def test_forms_of_features_and_those_of_other_names() -> None:
         collection(KeyedJaggedTensor(["g"], torch.tensor([1]), lengths=torch.tensor([1])))
 
 
-@pytest.mark.parametrize("grad_mode", GRAD_MODES)
-def test_sequences(grad_mode) -> None:
+def test_sequences() -> None:
     tables = [
         nn.EmbeddingConfig(name="a", num_embeddings=20, embedding_dim=3, feature_names=["f"]),
         nn.EmbeddingConfig(name="b", num_embeddings=9, embedding_dim=2, feature_names=["g", "f"]),
     ]
-    collection = nn.EmbeddingCollection(tables, need_indices=True, grad_mode=grad_mode)
-    optimizer = optim.SGD(collection.parameters(), lr=0.1, in_backward=True)
+    collection = nn.EmbeddingCollection(tables, need_indices=True)
     x = batch()
-    before = {t.name: collection.embeddings[t.name].weight.detach().clone() for t in tables}
     rows = collection(x)
     assert list(rows) == ["f@a", "g", "f@b"]
     for name, table, feature in (("f@a", "a", "f"), ("g", "b", "g"), ("f@b", "b", "f")):
         assert isinstance(rows[name], JaggedTensor)
-        assert torch.equal(rows[name].values(), before[table][x[feature].values()])
+        assert torch.equal(rows[name].values(), collection.embeddings[table].weight[x[feature].values()])
         assert torch.equal(rows[name].lengths(), x[feature].lengths())
         assert torch.equal(rows[name].weights(), x[feature].values())
-    sum(rows[name].values().square().sum() for name in rows).backward()
-    optimizer.step()
-    for name, features in (("a", ["f"]), ("b", ["g", "f"])):
-        weight = before[name].clone().requires_grad_()
-        sum(weight[x[feature].values()].square().sum() for feature in features).backward()
-        want = before[name] - 0.1 * weight.grad
-        torch.testing.assert_close(collection.embeddings[name].weight, want)
 
 
 @cpu_only
@@ -273,22 +242,6 @@ def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
     other = nn.EmbeddingBagCollection(MIXED[:3], grad_mode=grad_mode)
     other.embedding_bags["b"].load_state_dict(saved)
     assert torch.equal(other.embedding_bags["b"].weight, collection.embedding_bags["b"].weight)
-
-
-@pytest.mark.parametrize("grad_mode", ["sparse", "fused", "auto"])
-def test_copies_train_on_by_themselves(grad_mode: str) -> None:
-    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
-    optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=True)
-    train_squares(collection, optimizer, (batch(seed=seed) for seed in range(3)))
-    for copied in (copy.deepcopy(collection), pickle.loads(pickle.dumps(collection))):
-        before = {name: value.clone() for name, value in collection.state_dict().items()}
-        for name, value in copied.state_dict().items():
-            assert torch.equal(value, before[name])
-        its = optim.Adam(copied.parameters(), lr=0.1, in_backward=True)
-        train_squares(copied, its, [batch(seed=9)])
-        assert not torch.equal(copied.embedding_bags["a"].weight, before["embedding_bags.a.weight"])
-        for name, value in collection.state_dict().items():
-            assert torch.equal(value, before[name])
 
 
 @pytest.mark.parametrize(("in_backward", "choice", "of_small"), [(False, "sparse", "dense"), (True, "fused", "fused")])

@@ -11,26 +11,15 @@ from nn.of_torch import FLOATS, IDS, MODES, POOLINGS, close, gradient, pooled
 from pairs import in_pairs
 from torch import Tensor
 
-from torchsparse_rec import nn, ops, optim
+from torchsparse_rec import nn, optim
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-each_id_dtype = pytest.mark.parametrize("ids_dtype", IDS)
-each_offset_dtype = pytest.mark.parametrize("offsets_dtype", IDS)
-in_dtypes_and_modes = in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, grad_mode=MODES)
 
 
 @pytest.fixture(params=MODES)
 def grad_mode(request: pytest.FixtureRequest) -> str:
     """Return each gradient mode, where a test does not say which."""
     return request.param
-
-
-def test_pretrained_bags(grad_mode: str) -> None:
-    """Restate test_embedding_bag_from_pretrained and test_embeddingbag_from_pretrained."""
-    rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    bags = nn.EmbeddingBag.from_pretrained(rows, grad_mode=grad_mode)
-    assert torch.equal(bags.weight, rows) and torch.equal(bags(torch.tensor([0, 1]), torch.arange(2)), rows)
-    assert torch.equal(bags(torch.tensor([[0, 1]])), rows.mean(0, keepdim=True))
 
 
 def test_a_maximum_over_a_nan_is_nan_in_torch_where_it_comes_first(grad_mode: str) -> None:
@@ -51,16 +40,6 @@ def test_pretrained_bags_are_renormalised_where_they_lie(grad_mode: str) -> None
     assert (rows != before).all() and (rows.norm(p=0.5, dim=1) <= 2).all()
 
 
-def test_the_function_and_the_bags(grad_mode: str) -> None:
-    """Restate test_embedding_bag_functional."""
-    ids, offsets, rows = torch.tensor([[1, 3, 2], [0, 2, 1]]), torch.tensor([0, 3, 6]), torch.rand(4, 3)
-    bags = nn.EmbeddingBag(4, 3, grad_mode=grad_mode).eval()
-    bags.weight = torch.nn.Parameter(rows)
-    assert torch.equal(bags(ids), ops.embedding_bag(rows, ids.flatten(), offsets, mode="mean"))
-    padded = nn.EmbeddingBag.from_pretrained(rows, padding_idx=2, grad_mode=grad_mode)
-    assert torch.equal(padded(ids), ops.embedding_bag(rows, ids.flatten(), offsets, mode="mean", padding_idx=2))
-
-
 def test_rows_of_padding_that_are_not_there(grad_mode: str) -> None:
     """Restate test_embedding_bag_padding_idx_error."""
     for padding in range(-6, 6):
@@ -72,16 +51,6 @@ def test_rows_of_padding_that_are_not_there(grad_mode: str) -> None:
             nn.EmbeddingBag(4, 3, padding_idx=padding, grad_mode=grad_mode)
 
 
-def test_the_last_offset(grad_mode: str) -> None:
-    """Restate test_embeddingbag_include_last_offset. A last offset that is not the end is an error."""
-    bags = nn.EmbeddingBag(100, 3, include_last_offset=True, padding_idx=61, grad_mode=grad_mode).eval()
-    ids = torch.tensor([0, 1, 2, 3])
-    output = bags(ids, torch.tensor([0, 3, 4]))
-    torch.testing.assert_close(output, torch.stack([bags.weight[:3].mean(0), bags.weight[3]]))
-    with pytest.raises(ValueError, match=r"offsets\[2\], the last, must be the number of indices, 4, got 3"):
-        bags(ids, torch.tensor([0, 3, 3]))
-
-
 def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent: Tensor) -> Tensor:
     """Compute the gradient of a table in float64."""
     leaf = weight.detach().double().requires_grad_()
@@ -89,39 +58,25 @@ def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def check_bags(
-    bags: torch.nn.Module, ids: Tensor, offsets: Tensor | None, ends: Tensor, factors: Tensor | None = None
-) -> None:
-    """Compare a lookup's result and all gradients with the reference; ``ends``: the offsets and the number of ids."""
-    dtype, flat = bags.weight.dtype, ids.flatten()
-    wide = None if factors is None else factors.detach().double().flatten().requires_grad_()
-    want = pooled(bags.weight.detach().double(), flat, ends, bags.mode, wide, bags.padding_idx)
+def check_bags(bags: torch.nn.Module, ids: Tensor, offsets: Tensor | None, ends: Tensor) -> None:
+    """Compare a lookup's result and gradient with the reference; ``ends``: the offsets and the number of ids."""
+    dtype = bags.weight.dtype
+
+    def reference(weight: Tensor) -> Tensor:
+        return pooled(weight, ids.flatten(), ends, bags.mode, None, bags.padding_idx)
+
+    want = reference(bags.weight.detach().double())
     cotangent = torch.rand(want.shape).to(dtype)
     results = []
 
     def run() -> Tensor:
-        results.append(bags(ids, offsets, factors))
+        results.append(bags(ids, offsets))
         return results[0]
 
     grad = gradient(bags, run, cotangent)
     assert results[0].dtype == dtype
-    close(results[0].detach(), want.detach(), dtype)
-
-    def reference(weight: Tensor) -> Tensor:
-        return pooled(weight, flat, ends, bags.mode, wide, bags.padding_idx)
-
+    close(results[0].detach(), want, dtype)
     close(grad, reference_gradient(bags.weight, reference, cotangent), dtype, factor=5)
-    if factors is not None and factors.requires_grad:
-        close(factors.grad.flatten(), torch.zeros_like(wide) if wide.grad is None else wide.grad, dtype)
-
-
-KNOWN_IDS, KNOWN_OFFSETS = torch.tensor([3, 1, 1, 1, 4, 0]), torch.tensor([0, 0, 3, 3, 6])
-
-
-def numbered(mode: str, dtype: torch.dtype, grad_mode: str, **options) -> torch.nn.Module:
-    """Make a table of five rows of two columns: 1, 2, 3, ..."""
-    weight = torch.arange(1, 11).view(5, 2).to(dtype)
-    return nn.EmbeddingBag(5, 2, mode=mode, _weight=weight, grad_mode=grad_mode, **options)
 
 
 def random_bags(random: torch.Generator, every: bool) -> tuple[Tensor, Tensor]:
@@ -158,133 +113,7 @@ def test_padding_in_bags_of_one_length(dtype: torch.dtype, grad_mode: str) -> No
             check_bags(bags, ids, None, torch.arange(0, 10 * count + 1, 10))
 
 
-@each_id_dtype
-@each_offset_dtype
-def test_bags_of_nothing(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_embedding_bag_empty_input."""
-    bags = nn.EmbeddingBag(4, 3, grad_mode=grad_mode).eval()
-    for offsets in ([0], [0, 0]):
-        output = bags(input=torch.tensor([], dtype=ids_dtype), offsets=torch.tensor(offsets, dtype=offsets_dtype))
-        assert torch.equal(output, torch.zeros(len(offsets), 3))
-
-
-@in_pairs(mode=POOLINGS, grad_mode=MODES, padding=[None, 0], ids_dtype=IDS, dtype=FLOATS[:2])
-def test_ids_of_no_row(
-    mode: str, padding: int | None, ids_dtype: torch.dtype, dtype: torch.dtype, grad_mode: str
-) -> None:
-    """Restate test_embedding_bag_out_of_bounds_idx."""
-    bags = nn.EmbeddingBag(10, 2, mode=mode, padding_idx=padding, dtype=dtype, grad_mode=grad_mode).eval()
-    for ids in ([[-1, 1]], [[11, 8]]):
-        for weighted in (False, True) if mode == "sum" else (False,):
-            input = torch.tensor(ids, dtype=ids_dtype)
-            with pytest.raises(IndexError, match=r"input\[0, 0\] must be in \[0, 10\)"):
-                bags(input, None, torch.rand(1, 2, dtype=dtype) if weighted else None)
-
-
-def test_arguments_of_other_ranks(grad_mode: str) -> None:
-    """Restate test_embedding_bag_dimension_errors."""
-    bags, ids = nn.EmbeddingBag(2, 6, grad_mode=grad_mode).eval(), torch.ones(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="input must have rank 1 or 2"):
-        bags(torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64), torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64))
-    with pytest.raises(ValueError, match="offsets must have rank 1"):
-        bags(ids, torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64))
-    with pytest.raises(ValueError, match="weight must have rank 2"):
-        ops.embedding_bag(torch.zeros(2, 2, 2), ids, torch.tensor([0, 2]))
-
-
-@each_id_dtype
-@each_offset_dtype
-def test_weights_that_do_not_fit(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_EmbeddingBag_per_sample_weights_failures. Mode mean takes weights, as TensorFlow's does."""
-    bags = numbered("sum", torch.float32, grad_mode).eval()
-    ids, offsets = KNOWN_IDS.to(ids_dtype), KNOWN_OFFSETS.to(offsets_dtype)
-    with pytest.raises(ValueError, match="per_sample_weights must have the dtype of weight"):
-        bags(ids, offsets, torch.rand(6, dtype=torch.float64))
-    with pytest.raises(ValueError, match="per_sample_weights must have the shape of input"):
-        bags(ids, offsets, torch.rand(5))
-    with pytest.raises(ValueError, match="per_sample_weights must have the shape of input"):
-        bags(ids.view(2, 3), None, torch.rand(6))
-    with pytest.raises(ValueError, match="per_sample_weights must be None (in|with) mode max"):
-        numbered("max", torch.float32, grad_mode).eval()(ids, offsets, torch.rand(6))
-    weights = torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 0.0])
-    output = numbered("mean", torch.float32, grad_mode).eval()(ids, offsets, weights)
-    torch.testing.assert_close(output[3], (torch.tensor([3.0, 4.0]) + 3 * torch.tensor([9.0, 10.0])) / 4)
-
-
-@in_dtypes_and_modes
-def test_weights_of_nothing(
-    dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
-) -> None:
-    """Restate test_EmbeddingBag_empty_per_sample_weights_and_offsets."""
-    for trainable in (True, False):
-        weights = torch.zeros(0, dtype=dtype, requires_grad=trainable)
-        offsets = torch.zeros(6, dtype=offsets_dtype)
-        check_bags(numbered("sum", dtype, grad_mode), torch.tensor([], dtype=ids_dtype), offsets[:-1], offsets, weights)
-
-
-@in_pairs(dtype=FLOATS, grad_mode=MODES, last=[None, False, True], ids_dtype=IDS, offsets_dtype=IDS)
-def test_weights_in_bags(
-    dtype: torch.dtype, last: bool | None, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
-) -> None:
-    """Restate test_EmbeddingBag_per_sample_weights_and_offsets and, with any or the last offset, ..._new_offsets."""
-    ids, ends = KNOWN_IDS.to(ids_dtype), torch.cat([KNOWN_OFFSETS, torch.tensor([6])]).to(offsets_dtype)
-    modes = [("sum", True)] if last is None else [("sum", False), ("sum", True), ("max", False), ("mean", False)]
-    for (mode, weighted), trainable in itertools.product(modes, (True, False)):
-        bags = numbered(mode, dtype, grad_mode, include_last_offset=bool(last))
-        weights = torch.randn(6).to(dtype).requires_grad_(trainable) if weighted else None
-        check_bags(bags, ids, ends if last else ends[:-1], ends, weights)
-
-
-SIZES = ((2, 3, 5, 7), (2, 5, 53, 23), (101, 5, 3, 7), (2, 101, 3, 7))  # rows, columns, bags, ids of each
-
-
-@each_id_dtype
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_without_offsets(dtype: torch.dtype, ids_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_EmbeddingBag_per_sample_weights_and_no_offsets."""
-    for (rows, dim, count, length), trainable in itertools.product(SIZES, (True, False)):
-        bags = nn.EmbeddingBag(rows, dim, mode="sum", dtype=dtype, grad_mode=grad_mode)
-        ids = torch.randint(rows, (count, length), dtype=ids_dtype)
-        weights = torch.randn(count, length, dtype=dtype).softmax(-1).requires_grad_(trainable)
-        check_bags(bags, ids, None, torch.arange(0, count * length + 1, length), weights)
-
-
-def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: torch.dtype, grad_mode: str) -> None:
-    """Check known bags in both forms, empty bags, bags of many sizes with and without max_norm, and bad offsets."""
-    bags, ends = numbered(mode, dtype, grad_mode), torch.cat([KNOWN_OFFSETS, torch.tensor([6])])
-    check_bags(bags, KNOWN_IDS.to(ids), KNOWN_OFFSETS.to(offsets), ends)
-    check_bags(bags, KNOWN_IDS.to(ids).view(2, 3), None, torch.tensor([0, 3, 6]))
-    nothing = torch.zeros(5, dtype=offsets)
-    check_bags(bags, torch.tensor([], dtype=ids), nothing[:4], nothing)
-    sizes = [(n, d, 3 - n, d, limit) for n, d, limit in itertools.product((1, 2), (1, 2), (None, 3.0))]
-    for rows, dim, count, length, limit in [*sizes, (37, 19, 11, 23, None)]:
-        some = nn.EmbeddingBag(rows, dim, mode=mode, max_norm=limit, dtype=dtype, grad_mode=grad_mode)
-        given = torch.randint(rows, (count * length,), dtype=ids)
-        starts = torch.arange(0, count * length + 1, length)
-        with torch.no_grad():
-            some(given, starts[:-1].to(offsets))  # so that the reference, too, has rows of at most this norm
-        check_bags(some, given, starts[:-1].to(offsets), starts)
-    twelve = torch.ones(3, 4, dtype=ids)
-    bags.eval()
-    for input, bad in (
-        (twelve, [0, 1, 2]),
-        (twelve.flatten(), None),
-        (twelve.flatten(), [1, 1, 2]),
-        (twelve.flatten(), [0, 1, 100]),
-    ):
-        with pytest.raises(ValueError, match="offsets"):
-            bags(input, None if bad is None else torch.tensor(bad, dtype=offsets))
-
-
-@in_dtypes_and_modes
-def test_bags(dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """Restate test_embedding_bag_device; for half types test_embedding_bag_half and test_embedding_bag_bfloat16 too."""
-    torch.manual_seed(0)
-    for mode in POOLINGS:
-        check_device_case(mode, dtype, ids_dtype, offsets_dtype, grad_mode)
-
-
-@in_dtypes_and_modes
+@in_pairs(dtype=FLOATS, ids_dtype=IDS, offsets_dtype=IDS, grad_mode=MODES)
 def test_tables_that_are_not_contiguous(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:

@@ -47,23 +47,6 @@ def test_a_table_that_is_replaced_by_another_parameter() -> None:
     assert new[[2, 5]].eq(2.0).all() and new[[0, 1, 3, 4]].eq(3.0).all()
 
 
-def test_a_backward_to_other_tensors_leaves_the_table_alone() -> None:
-    model, _ = pair(mode="sum")
-    optimizer = optim.SGD(model.parameters(), lr=0.1, in_backward=True)
-    ids, labels = draw(torch.Generator().manual_seed(1))
-    weights = torch.rand(ids.shape, requires_grad=True)
-    before = model.table.weight.detach().clone()
-    loss = ((model(ids, None, weights) - labels) ** 2).mean()
-    (found,) = torch.autograd.grad(loss, weights, retain_graph=True)
-    loss.backward(inputs=[weights], retain_graph=True)
-    optimizer.step()
-    assert torch.equal(model.table.weight, before)
-    assert torch.equal(weights.grad, found) and found.abs().sum() > 0
-    loss.backward()
-    optimizer.step()
-    assert not torch.equal(model.table.weight, before)
-
-
 @pytest.mark.parametrize("wrap", ["hooks", "checkpoint"])
 def test_two_lookups_whose_saved_tensors_are_replaced(wrap: str) -> None:
     model, reference = pair()

@@ -38,14 +38,6 @@ each_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
 # ---- Values ---------------------------------------------------------------------------------------------------------
 
 
-def test_autograd_gives_the_gradient_operator() -> None:
-    data = torch.randn(3, 2, requires_grad=True)
-    grad = torch.randn(4, 2)
-    for reduction in REDUCTIONS:
-        (actual,) = torch.autograd.grad(FORWARD[reduction](data, INDICES, SEGMENT_IDS, 4), data, grad)
-        assert torch.equal(actual, GRAD[reduction](grad, INDICES, SEGMENT_IDS, 3))
-
-
 @each_reduction
 def test_offsets_instead_of_segment_ids(reduction: str) -> None:
     for shape in ((3,), (3, 2), (3, 2, 5)):
