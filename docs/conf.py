@@ -29,6 +29,7 @@ from sphinx.util.nodes import make_refnode
 
 import torchsparse_rec
 import torchsparse_rec.compat.tensorflow
+from torchsparse_rec.nn._owner import OF_THE_LIBRARY
 
 # Keras's backend is chosen when it is first imported.
 os.environ["KERAS_BACKEND"] = "torch"
@@ -203,6 +204,11 @@ def mend_signature(
     return signature and re.sub(r"<factory>|<(\w+\.\w+): [^>]+>", lambda x: x[1] or "...", signature), returns
 
 
+def skip(app: Sphinx, what: str, name: str, value: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out the methods of modules that other packages of the library use."""
+    return True if what == "class" and name in OF_THE_LIBRARY else None
+
+
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> nodes.Element | None:
     """Find what a docstring or a signature names without its module: on another page, or in the code alone."""
     if node.get("refdomain") != "py":
@@ -276,6 +282,7 @@ def setup(app: Sphinx) -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     app.connect("config-inited", write_reference)
     app.connect("autodoc-process-signature", mend_signature)
+    app.connect("autodoc-skip-member", skip)
     app.connect("missing-reference", resolve)
     app.connect("source-read", prepare)
     app.connect("doctree-resolved", link_names)

@@ -160,7 +160,8 @@ class KeyedTable(GradModeMixin):
         Return all keys of all tiers, with their rows, versions and frequencies.
 
         Returns:
-            An :class:`Export`.
+            A named tuple: ``keys``, ``[K]`` of the key_dtype; ``values``, ``[K, D]``; ``versions``, the step of each
+            key's last lookup in training, -1 for none; ``frequencies``, how often each was looked up in training.
 
         Source: DeepRec's ``EmbeddingVariable.export``.
         """
@@ -216,7 +217,7 @@ class KeyedTable(GradModeMixin):
 
     @torch.no_grad()
     def keep_keys(self, has: Callable[[Tensor], Tensor], share: int | None) -> None:
-        """Drop all keys but some, as this rank's part of the table; see :func:`keep`."""
+        """Drop all keys but some, as this rank's part of the table."""
         with self.settled():
             keep(self._rows, has, share)
             self._training.forget()

@@ -89,6 +89,14 @@ def _flush_untraced(module: TableOwner) -> None:
     module._flush()
 
 
+# Names of our modules that other packages of the library use. Neither ``dir()`` nor the reference shows them.
+OF_THE_LIBRARY = frozenset(
+    "admission all_step all_stepped all_writing auto check_fused cold configured forget_lookups history_ends initial "
+    "inputs_of keep_keys keys look_up_tables lookup_plan output_of places qconfig replacing rows_of saved_tables "
+    "settled stored_weight stored_weights table_rows trains writing".split()
+)
+
+
 class FusedOwner(Refusals):
     """A module with fused lookups: it holds the hidden leaf on which they depend in autograd's graph."""
 
@@ -105,6 +113,9 @@ class FusedOwner(Refusals):
     _operator = "embedding_collection"
     # The stored tables, in the order of the whole plan.
     stored_weights: Callable[[], list[Parameter]]
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in OF_THE_LIBRARY]
 
     def _init_fused(self) -> None:
         self.forget_lookups()
