@@ -119,9 +119,8 @@ inline Reduction check_embedding_bag(const Tensor& weight, const Tensor& indices
   check_embedding_weight(op, weight);
   check_bags(op, "weight", weight, indices, offsets, per_sample_weights, include_last_offset);
   check_bag_padding(op, padding_idx, weight.size(0));
-  const Reduction reduction = check_reduction(op, mode, /*allow_max=*/true);
-  TSR_CHECK_VALUE(!(per_sample_weights && reduction == Reduction::kMax), op,
-                  ": per_sample_weights must be None in mode max");
+  const Reduction reduction = check_reduction(op, mode, /*weighted=*/false);
+  TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(reduction)), op, ": per_sample_weights must be None in mode max");
   return reduction;
 }
 
@@ -138,8 +137,8 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
   TSR_CHECK_VALUE(grad.size(0) == bags, op, ": grad must have one row per bag, ", bags, ", got ", grad.size(0));
   check_count(op, "num_embeddings", num_embeddings);
   check_bag_padding(op, padding_idx, num_embeddings);
-  const Reduction reduction = check_reduction(op, mode, /*allow_max=*/true);
-  if (reduction == Reduction::kMax) {
+  const Reduction reduction = check_reduction(op, mode, /*weighted=*/false);
+  if (is_extreme(reduction)) {
     TSR_CHECK_VALUE(offsets && argmax && !per_sample_weights, op,
                     ": mode max needs offsets and argmax, and takes no per_sample_weights");
     TSR_CHECK_VALUE(argmax->dim() == 2 && argmax->size(0) == grad.size(0) && argmax->size(1) == grad.size(1) &&
@@ -167,7 +166,7 @@ inline Reduction check_pooled_weights_backward(const char* op, const Tensor& gra
                     "] and the dtype of weight, got ", shape_text(*x));
     check_same_device(op, "grad and output", *x, "weight", weight);
   }
-  return check_reduction(op, mode, /*allow_max=*/false);
+  return check_reduction(op, mode, /*weighted=*/true);
 }
 
 inline Reduction check_embedding_weights_backward(const Tensor& grad, const Tensor& weight, const Tensor& indices,

@@ -73,7 +73,7 @@ struct Collection {
   int64_t bags = 0;  // of all keys
   int64_t output_elements = 0;
   int64_t argmax_elements = 0;
-  bool has_max = false;
+  bool has_extremes = false;
   CallMemory read;  // what an update reads, while it writes the tables
 
   int64_t tables() const { return static_cast<int64_t>(dims.size()); }
@@ -109,7 +109,7 @@ inline void check_collection_lists(const char* op, const CollectionLists& lists,
   for (size_t l = 0; l < lists.tables.size(); ++l) {
     must_be_below("tables", lists.tables, l, tables);
     must_be_below("keys", lists.keys, l, static_cast<int64_t>(lists.bags.size()));
-    must_be_below("modes", lists.modes, l, static_cast<int64_t>(Reduction::kMax) + 1);
+    must_be_below("modes", lists.modes, l, static_cast<int64_t>(kLastOfBags) + 1);
   }
 }
 
@@ -161,8 +161,8 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
                     lookup.bags, " bags of ", lookup.dim, " columns of tables[", l, "]");
     left += lookup.dim;
     c.output_elements += lookup.bags * lookup.dim;
-    if (lookup.mode == Reduction::kMax) {
-      c.has_max = true;
+    if (is_extreme(lookup.mode)) {
+      c.has_extremes = true;
       c.argmax_elements += lookup.bags * lookup.dim;
     }
     c.lookups.push_back(lookup);
@@ -189,7 +189,7 @@ inline void check_collection_input(const Collection& c, const char* values_name,
     const Reduction mode = c.lookups[l].mode;
     TSR_CHECK_VALUE(offsets || mode == Reduction::kSum, op, ": without offsets, modes must be sum, got ",
                     static_cast<int64_t>(mode), " in modes[", l, "]");
-    TSR_CHECK_VALUE(!(per_sample_weights && mode == Reduction::kMax), op,
+    TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(mode)), op,
                     ": per_sample_weights must be None with mode max, which modes[", l, "] is");
   }
 }
@@ -252,7 +252,7 @@ inline void check_collection_grad(const Collection& c, const char* argument, con
 }
 
 inline void check_collection_argmax(const Collection& c, const Tensor& grad, const std::optional<Tensor>& argmax) {
-  if (!c.has_max) return;
+  if (!c.has_extremes) return;
   TSR_CHECK_VALUE(
       argmax && argmax->dim() == 1 && argmax->size(0) == c.argmax_elements && argmax->scalar_type() == ScalarType::Long,
       c.op, ": with mode max, argmax must be int64 of shape [", c.argmax_elements, "], got ",

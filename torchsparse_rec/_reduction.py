@@ -17,3 +17,8 @@ COMBINERS: dict[Combiner, int] = {word: POOLING[word] for word in get_args(Combi
 def is_divided(reduction: int) -> bool:
     """Say whether a sum is divided: by the number of its terms or their weights, or by a root."""
     return reduction in (MEAN, SQRTN)
+
+
+def is_extreme(reduction: int) -> bool:
+    """Say whether each element comes from one row alone, which the backward has to know."""
+    return reduction in (MAX, MIN)

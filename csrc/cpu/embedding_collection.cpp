@@ -34,7 +34,7 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
   FirstPosition first_bad, first_nan;
   const auto prepare_all = [&](int64_t workers) {
     const int64_t items = input.block_items();
-    for (int64_t worker = 0; worker < workers; ++worker) scratch.emplace_back(items, c.has_max);
+    for (int64_t worker = 0; worker < workers; ++worker) scratch.emplace_back(items, c.has_extremes);
     prepare(workers);
   };
   for_each_part(input, prepare_all, [&, out, argmax, stream](int64_t worker, const LookupPart& part) {
@@ -46,9 +46,9 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
                       lookup.mode, stream, mine, first_bad, first_nan, [&](int64_t b, PoolArguments<T, R> arguments) {
                         arguments.out = out + lookup.output + b * lookup.stride;
                         arguments.out_stride = lookup.stride;
-                        const bool max = lookup.mode == Reduction::kMax;
-                        pool(worker, lookup, arguments, max ? mine.positions.data() : nullptr,
-                             max ? argmax + lookup.argmax + b * lookup.dim : nullptr);
+                        const bool extreme = is_extreme(lookup.mode);
+                        pool(worker, lookup, arguments, extreme ? mine.positions.data() : nullptr,
+                             extreme ? argmax + lookup.argmax + b * lookup.dim : nullptr);
                       });
   });
   input.throw_if(first_bad, first_nan);

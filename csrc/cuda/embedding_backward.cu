@@ -81,7 +81,7 @@ void group_weighted_or_won(DeviceCall& call, const BackwardInputs& in, const Ind
   gradient.groups = group_by_row(call, indices, std::max(indices.entries, bag_of.bags), EntryItself());
   const int64_t* const bags = entry_bags(call, bag_of, indices.entries);
   int64_t* positions = nullptr;
-  if (in.reduction == Reduction::kMax) {
+  if (is_extreme(in.reduction)) {
     gradient.winners = call.data<int64_t>(*in.argmax);
     gradient.positions = positions = call.workspace<int64_t>(indices.entries);
   }
@@ -122,10 +122,10 @@ WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in,
   } else {
     const BagOf bags{bag_offsets(call, *in.offsets, indices.entries, in.include_last_offset), in.grad.size(0)};
     const void* divisors = nullptr;
-    if (in.reduction == Reduction::kMean || in.reduction == Reduction::kSqrtN) {
+    if (is_divided(in.reduction)) {
       divisors = bag_divisors(call, in.grad.scalar_type(), indices, bags, in.per_sample_weights, in.reduction);
     }
-    if (in.per_sample_weights || in.reduction == Reduction::kMax) {
+    if (in.per_sample_weights || is_extreme(in.reduction)) {
       group_weighted_or_won(call, in, indices, bags, divisors, gradient);
     } else {
       group_plain(call, in, indices, bags, divisors, gradient);

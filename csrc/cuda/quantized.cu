@@ -161,7 +161,7 @@ Tensor quantized_embedding_bag_cuda(const Tensor& weight, const Tensor& indices,
       dispatch_width(pooling.columns, out, pooling.table, [&](auto width) {
         constexpr int w = width.value;
         const PoolView<float, I> view = view_of<float, I>(call, pooling);
-        if (chosen.reduction == Reduction::kMax) {
+        if (is_extreme(chosen.reduction)) {
           launch_pool<Decoded<F, MaxAlone<w>>, MaxAlone<w>>(call, view, pooling.entries);
         } else if (per_sample_weights) {
           launch_pool<Decoded<F, WeightedSum<float, w>>, WeightedSum<float, w>>(call, view, pooling.entries);

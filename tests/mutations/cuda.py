@@ -38,7 +38,7 @@ MUTATIONS = [
     ),
     Mutation("embedding_collection.cuh", "bound", "std::min(of_key[key], ", "std::max(of_key[key], ", "bad_values"),
     Mutation("embedding_collection.cuh", "bound", "return most * items;", "return items;", "gradients_equal"),
-    Mutation("embedding_collection_forward.cuh", "sign", "kMax) != of_max)", "kMax) == of_max)", "single_ones"),
+    Mutation("embedding_collection_forward.cuh", "sign", "mode) != of_", "mode) == of_", "single_ones"),
     Mutation("embedding_collection_backward.cu", "sign", "first_rows[w];\n  }\n}", "0;\n  }\n}", "gradients_equal"),
     Mutation(
         "embedding_collection_backward.cu", "bound", "bounds, tables, g + 1)", "bounds, tables, g)", "gradients_equal"
@@ -95,7 +95,7 @@ MUTATIONS = [
     Mutation("embedding_ids.cu", "step", "      kept = false;\n", "", "bad_entries"),
     Mutation("embedding_shards.cu", "sign", "norm < max_norm ? g[c]", "norm > max_norm ? g[c]", "clip_rows"),
     Mutation("embedding_shards.cu", "bound", "b <= entries; b", "b < entries; b", "shards"),
-    Mutation("weight_products.cuh", "sign", "(with_row - with_output", "(with_row + with_output", "weights_backward"),
+    Mutation("pool.cuh", "sign", "(with_row - with_output", "(with_row + with_output", "weights_backward"),
     Mutation(
         "embedding_weights_backward.cu",
         "step",
@@ -221,7 +221,7 @@ MUTATIONS = [
     Mutation("segment_entries.cu", "bound", "if (id >= segments) errors", "if (id > segments) errors", "segment"),
     Mutation("segment_entries.cu", "sign", "sources == nullptr ? e", "sources != nullptr ? e", "segment"),
     Mutation("segment.cu", "sign", "x > total || x != x", "x < total || x != x", "segment"),
-    Mutation("segment.cu", "sign", "kMin ? ordered(x", "kMean ? ordered(x", "segment"),
+    Mutation("segment.cu", "sign", "extreme(reduction) ? o", "divided(reduction) ? o", "segment"),
     Mutation("segment.cu", "step", "    if (later.count == 0) return;\n", "", "segment"),
     Mutation("segment.cu", "bound", "count += later.count", "count += 0", "segment"),
     Mutation("segment_backward.cu", "sign", "zeros == 1 ? share", "zeros == 2 ? share", "segment"),

@@ -199,7 +199,7 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     # An int, as torch 2.11 cannot take True from a size that is a symbol.
     shape = (offsets.shape[0] - int(include_last_offset), weight.shape[1])
-    argmax_shape = shape if mode == _reduction.MAX else (0,)
+    argmax_shape = shape if _reduction.is_extreme(mode) else (0,)
     return weight.new_empty(shape), indices.new_empty(argmax_shape, dtype=torch.int64)
 
 
@@ -285,7 +285,7 @@ def _embedding_bag_setup_context(ctx, inputs, output) -> None:
         indices,
         offsets,
         per_sample_weights,
-        argmax if ctx.mode == _reduction.MAX else None,
+        argmax if _reduction.is_extreme(ctx.mode) else None,
         weight if weights_need_grad else None,
         pooled if weights_need_grad else None,
     )
@@ -336,7 +336,7 @@ class _EagerLookup(torch.autograd.Function):
                 bags = (offsets, weights, mode, padding_idx, scaled, sparse, include_last)
                 output, argmax = _BAGS(weight, indices, *bags)
                 ctx.set_materialize_grads(False)
-        ctx.save_for_backward(indices, offsets, weights, argmax if mode == _reduction.MAX else None)
+        ctx.save_for_backward(indices, offsets, weights, argmax if _reduction.is_extreme(mode) else None)
         ctx.mark, ctx.sparse, ctx.rest = mark, sparse, (weight.shape[0], mode, padding_idx, scaled, include_last)
         return output
 

@@ -133,8 +133,8 @@ def _fake_lookup(
     sizes = [(bags[key], weights[table].shape[1]) for table, key in zip(tables, keys, strict=True)]
     elements = [rows * columns for rows, columns in sizes]
     shape = (sizes[0][0], sum(columns for _, columns in sizes)) if side_by_side else (sum(elements),)
-    of_max = sum(size for size, mode in zip(elements, modes, strict=True) if mode == _reduction.MAX)
-    return weights[0].new_empty(shape), inputs[0].new_empty(of_max, dtype=torch.int64)
+    of_extremes = sum(size for size, mode in zip(elements, modes, strict=True) if _reduction.is_extreme(mode))
+    return weights[0].new_empty(shape), inputs[0].new_empty(of_extremes, dtype=torch.int64)
 
 
 # Each lookup's arguments end alike: three inputs of the bags, then five lists and side_by_side.
@@ -261,7 +261,7 @@ def _save(
     ctx.saved = saved
     ctx.save_for_backward(
         *inputs,
-        argmax if _reduction.MAX in saved.lists[2] else None,
+        argmax if any(map(_reduction.is_extreme, saved.lists[2])) else None,
         pooled if weighted else None,
         *(weights if weighted else ()),
     )
