@@ -13,8 +13,8 @@
 //   bit for bit.
 //   side_by_side: all looked up keys have B bags; output [B, sum of D_tables[l]], lookups from left to right.
 //   Else: output is flat, the [bags[keys[l]], D_tables[l]] of lookup after lookup.
-//   argmax: int64, flat, the [bags[keys[l]], D_tables[l]] of the lookups of mode max, in their order; positions count
-//   in indices. [0] without such lookups. per_sample_weights do not go with mode max.
+//   argmax: int64, flat, the [bags[keys[l]], D_tables[l]] of the lookups of modes max and min, in their order;
+//   positions count in indices. [0] without such lookups. per_sample_weights do not go with these modes.
 // embedding_collection_current(weights, states, last_steps, history, ...): the lookups of embedding_collection in the
 //   tables as they would be if every stale row had been flushed to `step` (row_optimizer.h: states, last_steps,
 //   history, rule, hyperparameters, base, of all tables). Nothing is written.
@@ -25,7 +25,7 @@
 //   [U_k, D_k], and K times rows [U_k] int64, sorted and unique; embedding_collection_coo_backward -> these as K
 //   coalesced COO tensors [V_k, D_k]. Table k's gradient is that of one embedding_bag over the bags of its lookups, one
 //   lookup after the other, bit for bit: a row's entries are added in the order of lookups, then of items. Tables that
-//   are not wanted: empty, [0, D_k], as COO tensors without rows. argmax: None without lookups of mode max.
+//   are not wanted: empty, [0, D_k], as COO tensors without rows. argmax: None without lookups of max or min.
 //   embedding_collection_weights_backward(grad, weights, states, last_steps, history?, ..., output, ...) -> [N]: of
 //   per_sample_weights; an item that several lookups read gets the sum over them, in their order, added in the
 //   accumulator's dtype. history None: the tables are as they are, states and last_steps are empty.
@@ -49,7 +49,7 @@
 namespace tsr {
 
 // One lookup: the bags [first_bag, first_bag + bags) of the input, in one table. Row b of its result begins at element
-// output + b * stride of the output, and of argmax (mode max) at argmax + b * dim.
+// output + b * stride of the output, and of argmax (of extremes) at argmax + b * dim.
 struct CollectionLookup {
   int64_t table, key;
   Reduction mode;
@@ -73,7 +73,7 @@ struct Collection {
   int64_t bags = 0;  // of all keys
   int64_t output_elements = 0;
   int64_t argmax_elements = 0;
-  bool has_max = false;
+  bool has_extremes = false;
   CallMemory read;  // what an update reads, while it writes the tables
 
   int64_t tables() const { return static_cast<int64_t>(dims.size()); }
@@ -109,7 +109,7 @@ inline void check_collection_lists(const char* op, const CollectionLists& lists,
   for (size_t l = 0; l < lists.tables.size(); ++l) {
     must_be_below("tables", lists.tables, l, tables);
     must_be_below("keys", lists.keys, l, static_cast<int64_t>(lists.bags.size()));
-    must_be_below("modes", lists.modes, l, static_cast<int64_t>(Reduction::kMax) + 1);
+    must_be_below("modes", lists.modes, l, static_cast<int64_t>(kLastOfBags) + 1);
   }
 }
 
@@ -161,8 +161,8 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
                     lookup.bags, " bags of ", lookup.dim, " columns of tables[", l, "]");
     left += lookup.dim;
     c.output_elements += lookup.bags * lookup.dim;
-    if (lookup.mode == Reduction::kMax) {
-      c.has_max = true;
+    if (is_extreme(lookup.mode)) {
+      c.has_extremes = true;
       c.argmax_elements += lookup.bags * lookup.dim;
     }
     c.lookups.push_back(lookup);
@@ -189,8 +189,8 @@ inline void check_collection_input(const Collection& c, const char* values_name,
     const Reduction mode = c.lookups[l].mode;
     TSR_CHECK_VALUE(offsets || mode == Reduction::kSum, op, ": without offsets, modes must be sum, got ",
                     static_cast<int64_t>(mode), " in modes[", l, "]");
-    TSR_CHECK_VALUE(!(per_sample_weights && mode == Reduction::kMax), op,
-                    ": per_sample_weights must be None with mode max, which modes[", l, "] is");
+    TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(mode)), op, ": per_sample_weights must be None with mode ",
+                    extreme_word(mode), ", which modes[", l, "] is");
   }
 }
 
@@ -252,10 +252,10 @@ inline void check_collection_grad(const Collection& c, const char* argument, con
 }
 
 inline void check_collection_argmax(const Collection& c, const Tensor& grad, const std::optional<Tensor>& argmax) {
-  if (!c.has_max) return;
+  if (!c.has_extremes) return;
   TSR_CHECK_VALUE(
       argmax && argmax->dim() == 1 && argmax->size(0) == c.argmax_elements && argmax->scalar_type() == ScalarType::Long,
-      c.op, ": with mode max, argmax must be int64 of shape [", c.argmax_elements, "], got ",
+      c.op, ": for these modes, argmax must be int64 of shape [", c.argmax_elements, "], got ",
       argmax ? message(dtype_name(argmax->scalar_type()), " of shape ", shape_text(*argmax)) : "None");
   check_same_device(c.op, "argmax", *argmax, "grad", grad);
 }

@@ -69,7 +69,7 @@ inline std::pair<Reduction, int64_t> check_embedding_bag_shards(const std::vecto
   check_bags(op, "params", params[0], indices, offsets, per_sample_weights);
   check_bag_padding(op, padding_idx, rows);
   check_max_norm(op, max_norm);
-  const Reduction reduction = check_reduction(op, mode, /*allow_max=*/false);
+  const Reduction reduction = check_reduction(op, mode, /*weighted=*/true);
   TSR_CHECK_VALUE(offsets || (!per_sample_weights && reduction == Reduction::kSum), op,
                   ": without offsets, mode must be sum and per_sample_weights None");
   return {reduction, rows};

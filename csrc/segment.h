@@ -106,9 +106,7 @@ inline Reduction check_unsorted_segment_reduce(const Tensor& data, const Tensor&
   return check_reduced_data(op, data, reduction);
 }
 
-inline bool needs_data(Reduction reduction) {
-  return reduction == Reduction::kMax || reduction == Reduction::kMin || reduction == Reduction::kProd;
-}
+inline bool needs_data(Reduction reduction) { return is_extreme(reduction) || reduction == Reduction::kProd; }
 
 // What both gradients share; `shape` is that of the result.
 inline Reduction check_reduce_backward(const char* op, const Tensor& grad, const std::optional<Tensor>& data,

@@ -53,7 +53,7 @@ inline Reduction check_sparse_segment_reduce(const Tensor& data, const Tensor& i
   const char* op = "sparse_segment_reduce";
   check_segment_inputs(op, "data", data, indices, segment_ids);
   if (num_segments) check_count(op, "num_segments", *num_segments);
-  return check_reduction(op, reduction, /*allow_max=*/false);
+  return check_reduction(op, reduction, /*weighted=*/true);
 }
 
 inline Reduction check_sparse_segment_reduce_grad(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
@@ -62,7 +62,7 @@ inline Reduction check_sparse_segment_reduce_grad(const Tensor& grad, const Tens
   const char* op = "sparse_segment_reduce_grad";
   check_segment_inputs(op, "grad", grad, indices, segment_ids);
   check_count(op, argument, output_dim0);
-  return check_reduction(op, reduction, /*allow_max=*/false);
+  return check_reduction(op, reduction, /*weighted=*/true);
 }
 
 // The tensors of an _out form: same dtype and device as what the functional form returns.

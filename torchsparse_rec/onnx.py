@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._extras import extra_module
-from ._reduction import MAX, MIN, PROD, SQRTN, is_divided
+from ._reduction import MAX, PROD, SQRTN, is_divided, is_extreme
 
 __all__ = ["translations"]
 
@@ -177,7 +177,7 @@ def _reduced(rows, dtype, ids, segments, reduction: int, share, lowest: bool = F
     accumulator = _accumulator(dtype)
     if reduction == PROD:
         return _scattered(rows, ids, segments, 1, accumulator, "mul")
-    if reduction in (MAX, MIN):
+    if is_extreme(reduction):
         return _extreme(rows, dtype, ids, segments, reduction == MAX, lowest)
     total = _scattered(rows if share is None else op.Mul(rows, share), ids, segments, 0, accumulator, "add")
     if not is_divided(reduction):

@@ -55,4 +55,12 @@ A denominator(Reduction reduction, A sum, A squares) {
   return A(1);
 }
 
+// The gradient of an entry's weight, from <grad, row> and <grad, output> of its bag, whose divisor is not zero.
+template <class A>
+A weight_gradient(Reduction reduction, A with_row, A with_output, A weight, A divisor) {
+  if (reduction == Reduction::kMean) return (with_row - with_output) / divisor;
+  if (reduction == Reduction::kSqrtN) return (with_row - with_output * weight / divisor) / divisor;
+  return with_row;
+}
+
 }  // namespace tsr

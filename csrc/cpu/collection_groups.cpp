@@ -22,7 +22,7 @@ class EntryGrouping {
     bool by_entry = weighted_;
     std::vector<int64_t> keys;
     for (const CollectionLookup* lookup : lookups) {
-      by_entry |= lookup->mode == Reduction::kMax;
+      by_entry |= is_extreme(lookup->mode);
       keys.push_back(lookup->key);
     }
     std::vector<int64_t> name = keys;
@@ -183,7 +183,7 @@ class TableDescription {
     }
     describe_weights(table);
     if (std::any_of(table.lookups.begin(), table.lookups.end(),
-                    [](const CollectionLookup* lookup) { return lookup->mode == Reduction::kMax; })) {
+                    [](const CollectionLookup* lookup) { return is_extreme(lookup->mode); })) {
       describe_winners(table, argmax);
     }
   }
@@ -212,7 +212,7 @@ class TableDescription {
       return;
     }
     const bool divides = std::any_of(table.lookups.begin(), table.lookups.end(), [&](const CollectionLookup* lookup) {
-      return (lookup->mode == Reduction::kMean || lookup->mode == Reduction::kSqrtN) && !grouping_.one_each(*lookup);
+      return is_divided(lookup->mode) && !grouping_.one_each(*lookup);
     });
     if (!divides) return;
     table.by_bag = Buffer<A>(groups.bags);
@@ -233,9 +233,9 @@ class TableDescription {
     table.meaning.position_shifts = table.position_shifts.data();
     int64_t entry = 0, number = 0;
     for (const CollectionLookup* lookup : table.lookups) {
-      const bool max = lookup->mode == Reduction::kMax;
+      const bool extreme = is_extreme(lookup->mode);
       for (int64_t b = 0; b < lookup->bags; ++b, ++number) {
-        table.winner_places[number] = max ? lookup->argmax + b * lookup->dim : -1;
+        table.winner_places[number] = extreme ? lookup->argmax + b * lookup->dim : -1;
         table.position_shifts[number] = input_.starts[lookup->first_bag] - entry;
       }
       entry += input_.items(*lookup);

@@ -40,8 +40,8 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
                  [&](int64_t, int64_t b, PoolArguments<T, R> arguments, const BagScratch<T, R>& scratch) {
                    arguments.table = table;
                    arguments.out = out + b * dim;
-                   if (reduction == Reduction::kMax) {
-                     loops.pool_max(arguments, scratch.positions.data(), argmax + b * dim);
+                   if (is_extreme(reduction)) {
+                     loops.pool_extremes(arguments, scratch.positions.data(), argmax + b * dim);
                    } else {
                      loops.pool(arguments);
                    }
@@ -78,9 +78,8 @@ std::tuple<Tensor, Tensor> embedding_bag_cpu(const Tensor& weight_, const Tensor
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
   const int64_t count = bag_count(offsets, include_last_offset), dim = weight.size(1);
   const Tensor out = new_empty(weight, {count, dim}, weight.scalar_type());
-  const bool max = reduction == Reduction::kMax;
-  const Tensor argmax =
-      new_empty(weight, max ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
+  const Tensor argmax = new_empty(
+      weight, is_extreme(reduction) ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
   FirstPosition first_bad, first_nan;
   dispatch_float(weight.scalar_type(), op, "weight", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;

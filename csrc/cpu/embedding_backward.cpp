@@ -18,8 +18,7 @@ struct BagTable {
   template <class I>
   void fill(const Bags<T, I>& bags, Reduction reduction) {
     bag_of_item = Buffer<U>(bags.items());
-    const bool by_items = bags.weighted(),
-               by_bags = !by_items && reduction != Reduction::kSum && reduction != Reduction::kMax;
+    const bool by_items = bags.weighted(), by_bags = !by_items && is_divided(reduction);
     if (by_items) by_item = Buffer<acc_t<T>>(bags.items());
     if (by_bags) by_bag = Buffer<acc_t<T>>(bags.count());
     U* to = bag_of_item.data();
@@ -68,10 +67,10 @@ struct BackwardInputs {
         table.fill(bags, reduction);
         if (bags.weighted()) meaning.item_weights = table.by_item.data();
       });
-      if (reduction == Reduction::kMean || reduction == Reduction::kSqrtN) {
+      if (is_divided(reduction)) {
         if (!per_sample_weights) meaning.segment_weights = table.by_bag.data();
       }
-      if (reduction == Reduction::kMax) meaning.winners = argmax->const_data_ptr<int64_t>();
+      if (is_extreme(reduction)) meaning.winners = argmax->const_data_ptr<int64_t>();
       // Positions are needed for weights and winners; else an item's bag says it all.
       const bool by_position = meaning.item_weights != nullptr || meaning.winners != nullptr;
       payloads = by_position ? nullptr : table.bag_of_item.data();

@@ -82,7 +82,7 @@ bool Bags<T, I>::has_padding(int64_t b, int64_t end) const {
 
 template <class T, class I>
 typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction, bool may_pad) const {
-  if (reduction == Reduction::kSum || reduction == Reduction::kMax) return A(1);
+  if (!is_divided(reduction)) return A(1);
   if (weights_ == nullptr && !may_pad) {
     const A n = static_cast<A>(offsets_[b + 1] - offsets_[b]);
     return denominator(reduction, n, n);
@@ -106,15 +106,14 @@ typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction, bool 
 template <class T, class I>
 PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t end, Reduction reduction,
                                                               BagScratch<T, Row>& scratch) const {
-  const bool max = reduction == Reduction::kMax;
-  const bool divided = reduction == Reduction::kMean || reduction == Reduction::kSqrtN;
+  const bool divided = is_divided(reduction), extreme = is_extreme(reduction);
   const bool pads = has_padding(b, end);
   if (divided) {
     for (int64_t bag = b; bag < end; ++bag) scratch.divisors[bag - b] = divisor(bag, reduction, pads);
   }
   const A* divisors = divided ? scratch.divisors.data() : nullptr;
   const Row* rows = reinterpret_cast<const Row*>(indices_);
-  if (!pads && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
+  if (!pads && !extreme && (weights_ == nullptr || std::is_same_v<T, A>)) {
     // The caller's own arrays serve as they are.
     return {nullptr,
             0,
@@ -136,7 +135,7 @@ PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t
       if (is_padding(i)) continue;
       scratch.rows[kept] = rows[i];
       scratch.weights[kept] = weight(i);
-      if (max) scratch.positions[kept] = i;
+      if (extreme) scratch.positions[kept] = i;
       ++kept;
     }
   }

@@ -117,6 +117,7 @@ void for_each_block_of(const Bags<T, I>& bags, int64_t first, int64_t end, int64
     arguments.dim = dim;
     arguments.stream = stream;
     arguments.near = near;
+    arguments.mode = reduction;
     pool_block(b, arguments);
   }
 }
@@ -131,7 +132,7 @@ void for_each_block(const Bags<T, I>& bags, int64_t dim, int64_t num_embeddings,
   const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
   std::vector<BagScratch<T, R>> scratch;
   for (int64_t worker = 0; worker < workers; ++worker) {
-    scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
+    scratch.emplace_back(bags.scratch_items(), is_extreme(reduction));
   }
   const bool stream = bags.count() * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
   parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {

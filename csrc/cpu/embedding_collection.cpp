@@ -20,7 +20,7 @@ PooledOutput new_output(const Collection& c, const Tensor& like) {
 }
 
 // Pools all lookups: pool(worker, lookup, arguments, positions, argmax) gets block after block, with the table left
-// open; positions and argmax are of mode max. most_bytes: of the rows of a block; prepare(workers) comes before.
+// open; positions and argmax are of extremes. most_bytes: of the rows of a block; prepare(workers) comes before.
 template <class T, class I, class Prepare, class F>
 void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results, int64_t most_bytes,
                  const Prepare& prepare, const F& pool) {
@@ -34,7 +34,7 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
   FirstPosition first_bad, first_nan;
   const auto prepare_all = [&](int64_t workers) {
     const int64_t items = input.block_items();
-    for (int64_t worker = 0; worker < workers; ++worker) scratch.emplace_back(items, c.has_max);
+    for (int64_t worker = 0; worker < workers; ++worker) scratch.emplace_back(items, c.has_extremes);
     prepare(workers);
   };
   for_each_part(input, prepare_all, [&, out, argmax, stream](int64_t worker, const LookupPart& part) {
@@ -46,9 +46,9 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
                       lookup.mode, stream, mine, first_bad, first_nan, [&](int64_t b, PoolArguments<T, R> arguments) {
                         arguments.out = out + lookup.output + b * lookup.stride;
                         arguments.out_stride = lookup.stride;
-                        const bool max = lookup.mode == Reduction::kMax;
-                        pool(worker, lookup, arguments, max ? mine.positions.data() : nullptr,
-                             max ? argmax + lookup.argmax + b * lookup.dim : nullptr);
+                        const bool extreme = is_extreme(lookup.mode);
+                        pool(worker, lookup, arguments, extreme ? mine.positions.data() : nullptr,
+                             extreme ? argmax + lookup.argmax + b * lookup.dim : nullptr);
                       });
   });
   input.throw_if(first_bad, first_nan);
@@ -57,7 +57,7 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
 template <class T, class R>
 void pool_block(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax) {
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  return argmax != nullptr ? loops.pool_max(arguments, positions, argmax) : loops.pool(arguments);
+  return argmax != nullptr ? loops.pool_extremes(arguments, positions, argmax) : loops.pool(arguments);
 }
 
 // ---- Tables with stale rows -----------------------------------------------------------------------------------------
@@ -102,6 +102,7 @@ class CurrentRows {
     located = {block.table,    block.dim,       places_.data(), weights,      starts_.data(),
                block.divisors, block.bags,      block.out,      block.stream,
                /*stride=*/1,   block.out_stride};
+    located.mode = block.mode;
     return true;
   }
 

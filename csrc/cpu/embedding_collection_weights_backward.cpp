@@ -42,11 +42,7 @@ acc_t<T> item_gradient(const Bags<T, I>& bags, const BagTerms<T>& terms, LookedU
   using A = acc_t<T>;
   if (bags.is_padding(item) || terms.divisor == A(0)) return A(0);
   const A value = dot_loop<T>().dot(terms.grad, rows.row(*terms.lookup, id), terms.lookup->dim);
-  if (terms.lookup->mode == Reduction::kMean) return (value - terms.own) / terms.divisor;
-  if (terms.lookup->mode == Reduction::kSqrtN) {
-    return (value - terms.own * bags.weight(item) / terms.divisor) / terms.divisor;
-  }
-  return value;
+  return weight_gradient(terms.lookup->mode, value, terms.own, bags.weight(item), terms.divisor);
 }
 
 // Checks and writes the items of a key's bags [begin, end): each the sum over the lookups, in their order.
@@ -71,7 +67,7 @@ void write_bags(const CollectionInput<T, I>& input, const std::vector<const Coll
       const CollectionLookup& lookup = *lookups[l];
       const int64_t at = lookup.output + b * lookup.stride;
       terms[l] = {&lookup, grads + at, bags[l].divisor(b, lookup.mode),
-                  lookup.mode == Reduction::kSum ? A(0) : dot(grads + at, pooled + at, lookup.dim)};
+                  is_divided(lookup.mode) ? dot(grads + at, pooled + at, lookup.dim) : A(0)};
     }
     for (int64_t i = starts[b]; i < starts[b + 1]; ++i) {
       A sum = 0;

@@ -19,14 +19,13 @@ void write_weights_gradient(const Rows& rows, const Bags<T, I>& bags, int64_t nu
     if (first == end || !bags.check(first, end, num_embeddings, first_bad, first_nan)) return;
     for (int64_t b = first; b < end; ++b) {
       const A divisor = bags.divisor(b, reduction);
-      const A own = reduction == Reduction::kSum ? A(0) : dot(grads + b * dim, pooled + b * dim, dim);
+      const A own = is_divided(reduction) ? dot(grads + b * dim, pooled + b * dim, dim) : A(0);
       for (int64_t i = bags.offsets()[b]; i < bags.offsets()[b + 1]; ++i) {
         A value = 0;
         if (!bags.is_padding(i) && divisor != A(0)) {
           const T* row = rows.row(static_cast<int64_t>(ids[i]));
           value = dot(grads + b * dim, row, dim) * rows.scale(row);
-          if (reduction == Reduction::kMean) value = (value - own) / divisor;
-          if (reduction == Reduction::kSqrtN) value = (value - own * bags.weight(i) / divisor) / divisor;
+          value = weight_gradient(reduction, value, own, bags.weight(i), divisor);
         }
         out[i] = static_cast<T>(value);
       }

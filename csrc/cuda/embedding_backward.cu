@@ -30,7 +30,7 @@ namespace {
 struct WeightGradient {
   RowGroups groups;
   Pooling pooling;  // all but the rows it writes
-  // Mode max: the positions that won, [bags, columns], and the position of each sorted entry.
+  // Of extremes: the positions that won, [bags, columns], and the position of each sorted entry.
   const int64_t* winners = nullptr;
   const int64_t* positions = nullptr;
 };
@@ -56,7 +56,7 @@ __global__ void reciprocals_kernel(const A* divisors, int64_t bags, A* reciproca
 }
 
 // One thread per sorted entry puts its bag in the place of its position. With weights it says what the bag's row
-// counts for the entry's: weight / divisor, zero for a NaN weight; for mode max where the position was.
+// counts for the entry's: weight / divisor, zero for a NaN weight; for extremes where the position was.
 template <class T, class K>
 __global__ void sorted_entries_kernel(K* sorted, int64_t entries, const int64_t* bags, const T* weights,
                                       const acc_t<T>* divisors, ErrorSink errors, acc_t<T>* coefficients,
@@ -81,7 +81,7 @@ void group_weighted_or_won(DeviceCall& call, const BackwardInputs& in, const Ind
   gradient.groups = group_by_row(call, indices, std::max(indices.entries, bag_of.bags), EntryItself());
   const int64_t* const bags = entry_bags(call, bag_of, indices.entries);
   int64_t* positions = nullptr;
-  if (in.reduction == Reduction::kMax) {
+  if (is_extreme(in.reduction)) {
     gradient.winners = call.data<int64_t>(*in.argmax);
     gradient.positions = positions = call.workspace<int64_t>(indices.entries);
   }
@@ -122,10 +122,10 @@ WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in,
   } else {
     const BagOf bags{bag_offsets(call, *in.offsets, indices.entries, in.include_last_offset), in.grad.size(0)};
     const void* divisors = nullptr;
-    if (in.reduction == Reduction::kMean || in.reduction == Reduction::kSqrtN) {
+    if (is_divided(in.reduction)) {
       divisors = bag_divisors(call, in.grad.scalar_type(), indices, bags, in.per_sample_weights, in.reduction);
     }
-    if (in.per_sample_weights || in.reduction == Reduction::kMax) {
+    if (in.per_sample_weights || is_extreme(in.reduction)) {
       group_weighted_or_won(call, in, indices, bags, divisors, gradient);
     } else {
       group_plain(call, in, indices, bags, divisors, gradient);

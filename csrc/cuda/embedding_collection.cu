@@ -23,11 +23,11 @@ std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tenso
     PartInputs<T> in = inputs_of<T>(call, f);
     if (per_sample_weights) {
       in.weights = call.data<T>(*per_sample_weights);
-      pool_lookups<WeightedSum<T, wide>, View>(call, f, in, /*of_max=*/false);
+      pool_lookups<WeightedSum<T, wide>, View>(call, f, in, /*of_extremes=*/false);
     } else {
-      pool_lookups<Sum<T, wide>, View>(call, f, in, /*of_max=*/false);
+      pool_lookups<Sum<T, wide>, View>(call, f, in, /*of_extremes=*/false);
     }
-    pool_lookups<Max<T, wide>, View>(call, f, in, /*of_max=*/true);
+    pool_lookups<Extreme<T, wide>, View>(call, f, in, /*of_extremes=*/true);
   });
   return {f.out, f.argmax};
 }

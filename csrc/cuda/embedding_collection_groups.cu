@@ -7,7 +7,7 @@ namespace tsr {
 CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, const CollectionInput& input,
                                        ScalarType dtype, const void* weights, const std::vector<bool>& wanted) {
   const auto has_divisors = [&](const CollectionLookup& lookup) {
-    return wanted[static_cast<size_t>(lookup.table)] && divisor_of(lookup.mode) != Divisor::kOne;
+    return wanted[static_cast<size_t>(lookup.table)] && is_divided(lookup.mode);
   };
   CollectionDivisors result{nullptr, std::vector<int64_t>(c.lookups.size(), -1)};
   int64_t bags = 0;
@@ -48,7 +48,7 @@ struct GroupedLookup {
   int64_t index_bound;
   int64_t padding_idx;
   int64_t output, stride;
-  int64_t argmax;  // where its maxima begin, or -1
+  int64_t argmax;  // where the winners of its extremes begin, or -1
   int64_t dim;
   int64_t divisor;  // where its divisors begin, or -1
 };
@@ -181,7 +181,7 @@ std::vector<GroupedLookup> grouped_lookups(const CollectionGradient& in, const C
     if (!in.wanted[table]) continue;
     grouped.push_back({lookup.first_bag, lookup.bags, first_rows[table], in.c.num_embeddings[table], bounds[l],
                        in.c.padding_idx[table], lookup.output, lookup.stride,
-                       lookup.mode == Reduction::kMax ? lookup.argmax : -1, lookup.dim, divisors.first[l]});
+                       is_extreme(lookup.mode) ? lookup.argmax : -1, lookup.dim, divisors.first[l]});
   }
   return grouped;
 }
@@ -208,8 +208,8 @@ void group_entries_of(DeviceCall& call, const CollectionGradient& in, const Coll
   const CollectionDivisors of_bags = collection_divisors(call, in.c, input, in.grad.scalar_type(), weights, in.wanted);
   const A* const divisors = static_cast<const A*>(of_bags.divisors);
   const std::vector<GroupedLookup> grouped = grouped_lookups(in, groups, of_bags);
-  bool has_max = false;
-  for (const GroupedLookup& lookup : grouped) has_max = has_max || lookup.argmax >= 0;
+  bool has_extremes = false;
+  for (const GroupedLookup& lookup : grouped) has_extremes = has_extremes || lookup.argmax >= 0;
 
   const int64_t n = groups.groups.entries, count = static_cast<int64_t>(grouped.size());
   int64_t* const first_entries = call.workspace<int64_t>(count + 1);
@@ -226,9 +226,9 @@ void group_entries_of(DeviceCall& call, const CollectionGradient& in, const Coll
 
   EntryOutputs<A> out{};
   const bool has_coefficients = weights != nullptr || divisors != nullptr;
-  if (has_coefficients || has_max) out.sources = call.workspace<int64_t>(n);
+  if (has_coefficients || has_extremes) out.sources = call.workspace<int64_t>(n);
   if (has_coefficients) out.coefficients = call.workspace<A>(n);
-  if (has_max) {
+  if (has_extremes) {
     out.won_at = call.workspace<int64_t>(n);
     out.positions = call.workspace<int64_t>(n);
   }
@@ -257,7 +257,7 @@ void group_entries_of(DeviceCall& call, const CollectionGradient& in, const Coll
   groups.coefficients = coefficients.to;
   groups.won_at = won_at.to;
   groups.positions = positions.to;
-  if (has_max) groups.winners = call.data<int64_t>(*in.argmax);
+  if (has_extremes) groups.winners = call.data<int64_t>(*in.argmax);
 }
 
 // One thread per wanted table, and one for the end.

@@ -15,7 +15,7 @@ struct WeightedLookup {
   int64_t first_bag;
   int64_t output, stride;
   int64_t divisor;  // where its bags' divisors begin, or -1
-  int32_t is_mean;
+  int32_t mode;     // Reduction
   int32_t is_wide;  // whether lanes take as many columns as 16 bytes hold
   int32_t aligned;
   int32_t lanes;
@@ -82,19 +82,19 @@ __device__ acc_t<T> lookup_weight_gradient(const WeightsBackward<T>& w, const We
                                            int64_t bag, acc_t<T> weight, int lane, unsigned team) {
   using A = acc_t<T>;
   const int64_t at = lookup.output + bag * lookup.stride;
-  const bool is_divided = lookup.divisor >= 0, aligned = lookup.aligned != 0;
+  const bool divides = lookup.divisor >= 0, aligned = lookup.aligned != 0;
   Products<A> products;
   if (lane < lookup.lanes) {
-    products = lane_products<width, false>(w.grad + at, is_divided ? w.output + at : nullptr, lookup.columns, aligned,
+    products = lane_products<width, false>(w.grad + at, divides ? w.output + at : nullptr, lookup.columns, aligned,
                                            lane, lookup.lanes, [&](int64_t c) { return x.template load<width>(c); });
   }
   for (int step = lookup.lanes / 2; step > 0; step /= 2) {
     products.with_row += __shfl_xor_sync(team, products.with_row, step);
     products.with_output += __shfl_xor_sync(team, products.with_output, step);
   }
-  if (!is_divided) return products.with_row;
-  return divided_weight_gradient(products.with_row, products.with_output, weight, w.divisors[lookup.divisor + bag],
-                                 lookup.is_mean != 0);
+  if (!divides) return products.with_row;
+  return divided_weight_gradient(static_cast<Reduction>(lookup.mode), products.with_row, products.with_output, weight,
+                                 w.divisors[lookup.divisor + bag]);
 }
 
 // A team, of as many lanes as the widest lookup asks for, owns out[i]: it takes the lookups of the item's key one after
@@ -154,7 +154,7 @@ std::vector<WeightedLookup> lookups_by_key(const Collection& c, const std::vecto
       const bool aligned = vector_width<T>(lookup.dim, {tables[k], grad, output}) == wide &&
                            lookup.output % wide == 0 && lookup.stride % wide == 0;
       sorted.push_back({tables[k], c.num_embeddings[k], bounds[l], c.padding_idx[k], lookup.dim, lookup.first_bag,
-                        lookup.output, lookup.stride, divisors.first[l], lookup.mode == Reduction::kMean, is_wide,
+                        lookup.output, lookup.stride, divisors.first[l], static_cast<int32_t>(lookup.mode), is_wide,
                         aligned, 1 << tiling.lanes_log2});
     }
   }

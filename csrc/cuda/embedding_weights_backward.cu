@@ -74,8 +74,7 @@ __global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, Integer
       if (used) result *= clip_factor(products.squares, rows.max_norm, [](A squares) { return sqrt(squares); });
     }
     if (used && w.divisors != nullptr) {
-      result = divided_weight_gradient(result, products.with_output, weight, w.divisors[bag],
-                                       w.reduction == Reduction::kMean);
+      result = divided_weight_gradient(w.reduction, result, products.with_output, weight, w.divisors[bag]);
     }
     out[i] = static_cast<T>(result);
   }
@@ -111,7 +110,7 @@ Tensor weights_gradient(DeviceCall& call, const Inputs& in, const F& with_rows) 
   const BagOf bag_of{bag_offsets(call, in.offsets, ids.entries), in.offsets.size(0) - 1};
   const int64_t* const bags = entry_bags(call, bag_of, ids.entries);
   const void* divisors = nullptr;
-  if (in.reduction != Reduction::kSum) {
+  if (is_divided(in.reduction)) {
     divisors = bag_divisors(call, in.dtype, ids, bag_of, in.per_sample_weights, in.reduction);
   }
   const Tensor out = call.empty({ids.entries}, in.dtype);

@@ -15,6 +15,22 @@ inline Divisor divisor_of(Reduction reduction) {
                                           : Divisor::kOne;
 }
 
+// It, of `count` entries whose weights, and whose squares of weights, have these sums.
+template <class A>
+__device__ A divisor_of(Divisor divisor, A count, A sum, A squares) {
+  return divisor == Divisor::kOne       ? A(1)
+         : divisor == Divisor::kCount   ? count
+         : divisor == Divisor::kWeights ? sum
+                                        : sqrt(squares);
+}
+
+// The gradient of an entry's weight, from <grad, row> and <grad, output> of its bag, which is divided.
+template <class A>
+__device__ A divided_weight_gradient(Reduction reduction, A with_row, A with_output, A weight, A divisor) {
+  const A share = reduction == Reduction::kMean ? A(1) : weight / divisor;
+  return divisor == A(0) ? A(0) : (with_row - with_output * share) / divisor;
+}
+
 // out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of c_j * table[indices[j], :] / divisor, where
 // c_j is weights[j], coefficients[j], scales[indices[j]] or 1. Entries whose index is padding_idx or outside [0, rows)
 // do not count.
@@ -51,9 +67,9 @@ void pool_sharded_rows(DeviceCall& call, const Pooling& pooling, const ShardedTa
 // The divisor of each bag in the accumulator's type: [bags]. Reads no table.
 const void* pool_divisors(DeviceCall& call, const Pooling& pooling);
 
-// out[b, :] = the maximum of the bag's rows, and argmax[b, :] the position j that it comes from: the first of equals,
-// and NaN is larger than all else. A bag without entries has zero and -1. No weights, no divisor.
-void pool_max(DeviceCall& call, const Pooling& pooling, int64_t* argmax);
+// out[b, :] = the maximum or minimum of the bag's rows, argmax[b, :] the position j that it comes from: the first of
+// equals, and a NaN before all else. A bag without entries has zero and -1. No weights, no divisor.
+void pool_extremes(DeviceCall& call, const Pooling& pooling, Reduction reduction, int64_t* argmax);
 
 // pool_rows, where of row indices[j] only the columns count whose winner, [rows, columns], is positions[j], [entries].
 // No weights, no scales.

@@ -43,8 +43,7 @@ struct Sum {
   template <class View>
   __device__ void store(const View& p, int64_t bag, const RowTile& tile) const {
     const A n = static_cast<A>(count);
-    const A by = p.divisor == Divisor::kOne ? A(1) : p.divisor == Divisor::kRootSquares ? sqrt(n) : n;
-    store_quotient(p, bag, tile, sums, by);
+    store_quotient(p, bag, tile, sums, divisor_of(p.divisor, n, n, n));
   }
 };
 

@@ -23,10 +23,7 @@ struct Weights {
     count += later.count;
   }
   __device__ A divisor(Divisor kind) const {
-    return kind == Divisor::kOne       ? A(1)
-           : kind == Divisor::kCount   ? static_cast<A>(count)
-           : kind == Divisor::kWeights ? sums.value(0)
-                                       : sqrt(sums.value(1));
+    return divisor_of(kind, static_cast<A>(count), sums.value(0), sums.value(1));
   }
 };
 

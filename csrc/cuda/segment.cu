@@ -112,7 +112,7 @@ struct OfIntegers {
   }
   template <class View, class A>
   __device__ A load(const View& p, A x) const {
-    return reduction == Reduction::kMax || reduction == Reduction::kMin ? ordered(x, p.direction) : x;
+    return is_extreme(reduction) ? ordered(x, p.direction) : x;
   }
   template <class A>
   __device__ A fold(A total, A x) const {

@@ -35,11 +35,4 @@ __device__ Products<acc_t<T>> lane_products(const T* grad, const T* output, int6
   return products;
 }
 
-// The gradient of an entry's weight from the sums over its columns, in a bag that is divided.
-template <class A>
-__device__ A divided_weight_gradient(A with_row, A with_output, A weight, A divisor, bool is_mean) {
-  const A share = is_mean ? A(1) : weight / divisor;
-  return divisor == A(0) ? A(0) : (with_row - with_output * share) / divisor;
-}
-
 }  // namespace tsr

@@ -49,7 +49,7 @@ FAULTS = {
         ("bound", "std::min(of_key[key], ", "std::max(of_key[key], ", "bad_values"),
         ("bound", "return most * items;", "return items;", "gradients_equal"),
     ],
-    "embedding_collection_forward.cuh": [("sign", "kMax) != of_max)", "kMax) == of_max)", "single_ones")],
+    "embedding_collection_forward.cuh": [("sign", "mode) != of_", "mode) == of_", "single_ones")],
     "embedding_collection_backward.cu": [
         ("sign", "first_rows[w];\n  }\n}", "0;\n  }\n}", "gradients_equal"),
         ("bound", "bounds, tables, g + 1)", "bounds, tables, g)", "gradients_equal"),
@@ -113,7 +113,7 @@ FAULTS = {
         ("sign", "norm < max_norm ? g[c]", "norm > max_norm ? g[c]", "clip_rows"),
         ("bound", "b <= entries; b", "b < entries; b", "shards"),
     ],
-    "weight_products.cuh": [("sign", "(with_row - with_output", "(with_row + with_output", "weights_backward")],
+    "pool.cuh": [("sign", "(with_row - with_output", "(with_row + with_output", "weights_backward")],
     "embedding_weights_backward.cu": [
         ("step", "products.with_row = team_sum(tiling, products.with_row);", "", "weights_backward"),
         ("bound", "index != w.padding_idx && bag", "bag", "weights_backward"),
@@ -154,12 +154,13 @@ FAULTS = {
         ("bound", "end <= size;", "end < size;", "string_to_hash"),
         ("step", "(offset_ + n) % 4}; }", "offset_}; }", "string_to_hash"),
     ],
-    "pool_max.cuh": [
+    "pool_extremes.cuh": [
         ("sign", "offered > value[c]", "offered < value[c]", "pooled_bags and max"),
+        ("sign", "entry.negated ? -x : x", "x", "pooled_bags and max"),
         ("bound", "later.winner[c] >= 0", "later.winner[c] > 0", "pooled_bags and max"),
         ("step", "      winner[c] = j;\n", "", "pooled_bags and max"),
     ],
-    "pool_max.cu": [
+    "pool_extremes.cu": [
         ("sign", "winners[c] != p", "winners[c] == p", "gradients_of_bags and max"),
         ("step", "    view.positions = positions;\n", "", "gradients_of_bags and max"),
     ],
@@ -272,7 +273,7 @@ FAULTS = {
     ],
     "segment.cu": [
         ("sign", "x > total || x != x", "x < total || x != x", "segment"),
-        ("sign", "kMin ? ordered(x", "kMean ? ordered(x", "segment"),
+        ("sign", "extreme(reduction) ? o", "divided(reduction) ? o", "segment"),
         ("step", "    if (later.count == 0) return;\n", "", "segment"),
         ("bound", "count += later.count", "count += 0", "segment"),
         (

@@ -29,6 +29,7 @@ class PoolingType(enum.Enum):
     MEAN = "MEAN"
     SQRTN = "SQRTN"
     MAX = "MAX"
+    MIN = "MIN"
 
 
 # The dtypes by the values of TorchRec's DataType.
@@ -90,8 +91,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
             the derivative goes through the clipping. The table stays unchanged, unlike in ``torch.nn.Embedding``. It
             takes memory for a row for each id, pooling waits for a CUDA device, and ``torch.compile`` breaks the graph
             there. Default: none. (Not in TorchRec.)
-        pooling: a :class:`PoolingType`, TorchRec's, or its name in any case: ``"sum"`` (the default), ``"mean"``,
-            ``"sqrtn"`` or ``"max"``.
+        pooling: a :class:`PoolingType`, TorchRec's, or its name in any case. Default ``"sum"``.
 
     Source: ``torchrec.modules.embedding_configs.EmbeddingBagConfig``.
 

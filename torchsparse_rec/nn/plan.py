@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._reduction import MAX
+from .._reduction import is_extreme
 from .._torch import below_autograd, call_kernel, count_writes, entry_of
 from ..tables.table import writable
 
@@ -136,7 +136,7 @@ class LookupPlan(NamedTuple):
     def argmax_sizes(self, ids: Ids) -> list[int]:
         """Return the extent of each lookup's part of the argmax."""
         return [
-            ids.bags[key] * width if mode == MAX else 0
+            ids.bags[key] * width if is_extreme(mode) else 0
             for key, width, mode in zip(self.keys, self.columns(), self.modes, strict=True)
         ]
 
@@ -187,7 +187,7 @@ class LookupPlan(NamedTuple):
     def _scaled_gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None) -> Any:
         """Return the only table's gradient by the operators of single tables, which divide by occurrences."""
         shape = (-1, self.dims[0])
-        won = None if self.modes[0] != MAX or argmax is None else argmax.reshape(shape)
+        won = None if not is_extreme(self.modes[0]) or argmax is None else argmax.reshape(shape)
         operator = getattr(_ops, f"embedding_{kind}_backward").default
         made = operator(
             grad.reshape(shape), *ids[:3], won, self.num_embeddings[0], self.modes[0], self.padding[0], True
