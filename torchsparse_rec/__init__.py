@@ -24,7 +24,7 @@ from .jagged import KeyedJaggedTensor as KeyedJaggedTensor
 from .jagged import KeyedTensor as KeyedTensor
 
 if _typing.TYPE_CHECKING:
-    from . import compat as compat
+    from . import compat as compat  # type: ignore[attr-defined]  # no folder of the source tree
     from . import distributed as distributed
     from . import keras as keras
     from . import onnx as onnx
