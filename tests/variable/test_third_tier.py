@@ -28,7 +28,11 @@ class WithDict(enum.Enum):
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StorageOption:
-    """Return an option of the document's tier below all others, each of which holds 16 rows."""
+    """
+    Return an option of the document's tier below all others, each of which holds 16 rows.
+
+    Its first tier is HBM, so that three lie below. A device that is given lets it lie on the CPU.
+    """
     document = {"__name__": "__example__"}
     exec(next(program for program, _ in examples(ROOT / "docs/developing.md") if "(Tier)" in program), document)
     monkeypatch.setattr(options, "_TIERS", (*options._TIERS, document["DictTier"]))
@@ -58,9 +62,10 @@ def test_a_third_tier_changes_no_result(storage: StorageOption, tmp_path: Path) 
     def rows() -> dict[str, int]:
         return {name: number for name, number in tables[-1].stats().items() if name.startswith("rows_")}
 
+    values = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     for begin in range(0, 60, 10):
         for table in tables:
-            table.insert(torch.arange(begin, begin + 10), torch.randn(10, 2, generator=torch.manual_seed(begin)))
+            table.insert(torch.arange(begin, begin + 10), values[begin : begin + 10])
     assert rows() == {"rows_dram": 16, "rows_ssd": 16, "rows_dict": 12}
     assert_same()
     for begin in (0, 10, 20, 30, 25, 60):  # rows of each tier, rows that were read ahead, and new ones
@@ -81,7 +86,8 @@ def test_a_third_tier_changes_no_result(storage: StorageOption, tmp_path: Path) 
     for _ in range(4):
         for table, optimizer in zip(tables, optimizers, strict=True):
             step(table, optimizer, torch.arange(0, 10))
-    assert len({table.evict() for table in tables} - {0}) == 1
+    evicted = [table.evict() for table in tables]
+    assert evicted[0] > 0 and evicted == [evicted[0]] * len(tables)
     assert_same()
 
 
