@@ -23,3 +23,4 @@ from .tfrecord import VarLenFeature as VarLenFeature
 from .tfrecord import infer_features as infer_features
 from .tfrecord import read_tfrecord as read_tfrecord
 from .tfrecord import write_tfrecord as write_tfrecord
+from .times import with_time_parts as with_time_parts
