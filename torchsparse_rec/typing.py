@@ -33,6 +33,7 @@ __all__ = [
     "RecordCompression",
     "RowsFormat",
     "ShardBy",
+    "SparseTextLayout",
     "Verify",
 ]
 
@@ -59,6 +60,8 @@ RatingsLayout = Literal["ml-100k", "ml-1m", "ml-20m"]
 RecordCompression = Literal["gzip", "zlib"]
 #: The unit in which several :class:`torchsparse_rec.data.TFRecordReader` take turns.
 ShardBy = Literal["record", "file"]
+#: The layouts of sparse rows in text, see :func:`torchsparse_rec.data.read_libsvm`.
+SparseTextLayout = Literal["libsvm", "libffm"]
 #: When :class:`torchsparse_rec.data.PrebatchedDataset` compares checksums.
 Verify = Literal["first", "always", "never"]
 

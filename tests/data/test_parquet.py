@@ -133,3 +133,49 @@ def test_lists_of_no_items_are_refused(kind, tmp_path):
     with pytest.raises(ValueError, match="column 'x' of .* cannot be written: its fixed-size lists have no items"):
         write_parquet(tmp_path / "f", [batch])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_differ_in_width_are_unified_on_request(tmp_path):
+    one = pa.record_batch(
+        {
+            "id": pa.array([1, None], pa.int32()),
+            "word": pa.array(["a", None], pa.large_string()),
+            "x": pa.array([0.5, None], pa.float32()),
+            "seen": pa.array([[1], None], pa.list_(pa.uint8())),
+            "pair": pa.array([[1, 2], None], pa.list_(pa.int8(), 2)),
+            "none": pa.nulls(2),
+        }
+    )
+    two = pa.record_batch(
+        {
+            "none": pa.array(["b", "c"]),
+            "seen": pa.array([[-3], []], pa.large_list(pa.int8())),
+            "pair": pa.array([[3, 4], None], pa.list_(pa.int16(), 2)),
+            "x": pa.array([1.5, 2.5]),
+            "id": pa.array([2**40, 2]),
+            "word": pa.array(["b", "c"]).dictionary_encode(),
+        }
+    )
+    three = one.set_column(1, "word", pa.nulls(2)).set_column(0, "id", pa.array([7, 8], pa.uint32()))
+    files = [tmp_path / f"{k}.parquet" for k in range(3)]
+    for path, batch in zip(files, (one, two, three), strict=True):
+        write_parquet(path, [batch])
+    with pytest.raises(DataError, match="1.parquet: column 'none' is .*, expected null as in .*0.parquet"):
+        list(read_parquet(files))
+    found = joined(read_parquet(files, unify=True, batch_size=4))
+    kinds = dict(zip(found.schema.names, map(str, found.schema.types), strict=True))
+    assert kinds == {
+        "id": "int64",
+        "word": "large_string",
+        "x": "double",
+        "seen": "large_list<item: int16>",
+        "pair": "fixed_size_list<item: int16>[2]",
+        "none": "string",
+    }
+    assert found.to_pylist() == [row for batch in (one, two, three) for row in batch.to_pylist()]
+    assert joined(read_parquet(files, unify=True, columns=["id"]))["id"].to_pylist() == [1, None, 2**40, 2, 7, 8]
+    others = ([1.5, 2.5], pa.array([1, 2], pa.uint64()), ["a", "b"], [[1], [2]], [True, False])
+    for other in others:
+        write_parquet(files[2], [three.set_column(0, "id", pa.array(other))])
+        with pytest.raises(DataError, match="2.parquet: column 'id' is .*, expected int64 as in .*0.parquet"):
+            next(read_parquet(files, unify=True))

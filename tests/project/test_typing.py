@@ -19,6 +19,7 @@ WORDS = [
     ("ExampleDtype", "ops.record_examples", "_DTYPES", set()),
     ("FileFormat", "data.convert", "FORMATS", set()),
     ("RatingsLayout", "data.movielens", "LAYOUTS", set()),
+    ("SparseTextLayout", "data.libsvm", "LAYOUTS", set()),
     ("RecordCompression", "data.tfrecord", "_COMPRESSIONS", {None, "auto"}),
     ("RecordCompression", "data._tfrecord_blocks", "_WINDOW_BITS", set()),
     ("Verify", "data._prebatched_file", "VERIFY", set()),

@@ -120,7 +120,7 @@ def test_functions_as_initializers_leave_random_numbers_alone() -> None:
 @pytest.mark.parametrize("method", ["forward", "lookup", "prefetch"])
 def test_ids_that_are_none(method: str) -> None:
     table = EmbeddingVariable(2)
-    for bad in (torch.tensor([1.5]), torch.tensor([True]), torch.tensor([1], dtype=torch.int16)):
+    for bad in (torch.tensor([1.5]), torch.tensor([True])):
         with pytest.raises(ValueError, match="input must be int32 or int64, got"):
             getattr(table, method)(bad)
     with pytest.raises(TypeError, match="input must be a tensor of int32 or int64, got list"):

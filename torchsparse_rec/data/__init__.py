@@ -7,6 +7,7 @@ from .csv import read_csv as read_csv
 from .csv import write_csv as write_csv
 from .device import DeviceLoader as DeviceLoader
 from .errors import DataError as DataError
+from .libsvm import read_libsvm as read_libsvm
 from .movielens import read_movielens as read_movielens
 from .movielens import write_movielens as write_movielens
 from .parquet import read_parquet as read_parquet
@@ -23,3 +24,4 @@ from .tfrecord import VarLenFeature as VarLenFeature
 from .tfrecord import infer_features as infer_features
 from .tfrecord import read_tfrecord as read_tfrecord
 from .tfrecord import write_tfrecord as write_tfrecord
+from .times import with_time_parts as with_time_parts

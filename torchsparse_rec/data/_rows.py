@@ -7,6 +7,7 @@ from typing import Any
 
 from ..files import PathLike
 from ._arrow import arrow
+from ._types import unified
 from .errors import DataError
 
 #: The default number of rows of a batch.
@@ -77,21 +78,32 @@ def rebatched(batches: Iterable[Any], batch_size: int) -> Iterator[Any]:
         yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
 
 
-def check_schema(path: PathLike, schema: Any, first: tuple[PathLike, Any]) -> None:
+def common_schema(path: PathLike, schema: Any, first: tuple[PathLike, Any], unify: bool) -> Any:
     """
-    Raise unless a file has the columns of the first file, with the same types.
+    Return the schema that the files have together, which must have the same columns.
+
+    Args:
+        path: a file.
+        schema: its schema.
+        first: the first file, and the schema of those before this one.
+        unify: whether types may differ in width, and columns of nulls alone have any type.
 
     Raises:
         DataError: a column that is missing, is not in the first file or has another type there; the message names it.
     """
+    pa = arrow("a reader")
     first_path, expected = first
     there, wanted = set(schema.names), set(expected.names)
     for name in expected.names:
         if name not in there:
             raise DataError(path, None, f"column {name!r} is missing, which {first_path} has")
+    types = {}
     for field in schema:
         if field.name not in wanted:
             raise DataError(path, None, f"column {field.name!r} is not in {first_path}")
-        if field.type != expected.field(field.name).type:
-            kind = expected.field(field.name).type
+        kind = expected.field(field.name).type
+        found = unified(field.type, kind) if unify else kind if field.type == kind else None
+        if found is None:
             raise DataError(path, None, f"column {field.name!r} is {field.type}, expected {kind} as in {first_path}")
+        types[field.name] = found
+    return pa.schema([pa.field(name, types[name]) for name in expected.names])

@@ -161,3 +161,34 @@ def wider(first: Any, second: Any) -> Any:
 def _rank(name: str) -> int:
     above = {"uint8": "int16", "uint16": "int32", "uint32": "int64"}
     return _INTEGERS.index(above.get(name, name))
+
+
+def unified(first: Any, second: Any) -> Any:
+    """Return the type that holds all values of two types, or None if they differ in more than their width."""
+    pa = arrow("a column")
+    types, both = pa.types, (first, second)
+    if first == second or types.is_null(second):
+        return first
+    if types.is_null(first):
+        return second
+    if any(map(types.is_dictionary, both)):
+        return unified(*[kind.value_type if types.is_dictionary(kind) else kind for kind in both])
+    if all(types.is_list(kind) or types.is_large_list(kind) for kind in both):
+        inner = unified(first.value_type, second.value_type)
+        of_lists = pa.large_list if any(map(types.is_large_list, both)) else pa.list_
+        return None if inner is None else of_lists(inner)
+    if all(map(types.is_fixed_size_list, both)) and first.list_size == second.list_size:
+        inner = unified(first.value_type, second.value_type)
+        return None if inner is None else pa.list_(inner, first.list_size)
+    if all(map(types.is_integer, both)):
+        # A signed type holds an unsigned one of half its bits.
+        one_signed = types.is_signed_integer(first) != types.is_signed_integer(second)
+        bits = max(kind.bit_width * (1 + (one_signed and types.is_unsigned_integer(kind))) for kind in both)
+        kind = "uint" if all(map(types.is_unsigned_integer, both)) else "int"
+        return getattr(pa, f"{kind}{bits}")() if bits <= 64 else None
+    if all(map(types.is_floating, both)):
+        return max(both, key=lambda kind: kind.bit_width)
+    for narrow, wide in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())):
+        if all(kind in (narrow, wide) for kind in both):
+            return wide
+    return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._lists import with_lists
-from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched, repeated
+from ._rows import BATCH_SIZE, check_names, check_reader, common_schema, path_list, rebatched, repeated
 from ._types import nullable
 from .errors import DataError
 
@@ -29,6 +29,7 @@ def read_parquet(
     batch_size: int = BATCH_SIZE,
     columns: Sequence[str] | None = None,
     split: Mapping[str, str] | None = None,
+    unify: bool = False,
 ) -> Iterator[pyarrow.RecordBatch]:
     """
     Read Parquet files, a row group at a time.
@@ -42,6 +43,9 @@ def read_parquet(
         columns: the names of the columns to read, in this order. Default None: all.
         split: a mapping from columns of text to what is between the items of their lists: ``{"tags": "|"}`` makes lists
             of strings of ``tags``; an empty text is an empty list. Default None: text stays.
+        unify: whether files may differ in the width of a column's type, such as ``int32`` and ``int64``, ``string`` and
+            ``large_string``, or hold nulls alone. All are read as the widest, for which every footer is read first.
+            Default False: such a difference is an error.
 
     Yields:
         ``pyarrow.RecordBatch``, with the types of the file; all columns may hold nulls, also columns that the file
@@ -51,7 +55,7 @@ def read_parquet(
         ImportError: without pyarrow.
         ValueError: an unknown column, or one of ``split`` that holds no text.
         DataError: a damaged file, or one that pyarrow does not support, with the byte where the row group begins; a
-            file with other columns than the first.
+            file with other columns than the first, or with types that differ in more than ``unify`` allows.
         OSError: a file that cannot be opened.
 
     Example:
@@ -68,29 +72,31 @@ def read_parquet(
     for path in files:  # before anything is read
         with open(path, "rb"):
             pass
-    batches = with_lists(_read_all(files, columns, batch_size), "read_parquet", split)
+    batches = with_lists(_read_all(files, columns, batch_size, unify), "read_parquet", split)
     return rebatched(batches, batch_size)
 
 
-def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: int) -> Iterator[Any]:
-    pa, first = arrow("read_parquet"), None
+def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: int, unify: bool) -> Iterator[Any]:
+    pa, common = arrow("read_parquet"), None
+    for path in files if unify else ():
+        with pa.OSFile(os.fsdecode(path)) as opened:
+            schema = _schema(path, _open(path, opened))
+        common = schema if common is None else common_schema(path, schema, (files[0], common), True)
     for path in files:
         # Not Python's open(): pyarrow's threads would need the interpreter's lock to read, even while it exits.
         with pa.OSFile(os.fsdecode(path)) as opened:
             file = _open(path, opened)
             schema = _schema(path, file)
-            if first is None:
-                first = (path, schema)
-                names = list(schema.names) if columns is None else list(columns)
-                there = set(schema.names)
-                for name in names:
-                    if name not in there:
-                        raise ValueError(f"read_parquet: columns must be among {schema.names}, got {name!r}")
-            check_schema(path, schema, first)
+            common = schema if common is None else common_schema(path, schema, (files[0], common), unify)
+            names = list(common.names) if columns is None else list(columns)
+            for name in names:
+                if name not in common.names:
+                    raise ValueError(f"read_parquet: columns must be among {common.names}, got {name!r}")
+            kinds = [common.field(name).type for name in names]
             for group in range(file.metadata.num_row_groups):
                 for batch in _read_group(path, file, group, names, batch_size):
                     # Files may differ in nullability and names of list items; batches that are joined must not.
-                    columns_of_it = [batch.column(name).cast(schema.field(name).type) for name in names]
+                    columns_of_it = [batch.column(name).cast(kind) for name, kind in zip(names, kinds, strict=True)]
                     yield pa.RecordBatch.from_arrays(columns_of_it, names=names)
 
 

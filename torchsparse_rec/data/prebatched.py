@@ -62,6 +62,7 @@ class PrebatchedDataset(IterableDataset):
         pin_memory: whether to copy the tensors to page-locked memory. Default False. Needs CUDA.
         fill: the number that replaces nulls, as for :func:`to_tensors`. Default None.
         integers: the dtype into which all integers are copied, as for :func:`to_tensors`. Default None: as stored.
+        bits: whether uint64 becomes the int64 of the same bits, as for :func:`to_tensors`. Default False.
         threads: the number of threads that decode compressed batches. Default None: as many as torch has, but one in a
             worker process.
 
@@ -100,6 +101,7 @@ class PrebatchedDataset(IterableDataset):
         pin_memory: bool = False,
         fill: Fill = None,
         integers: torch.dtype | None = None,
+        bits: bool = False,
         threads: int | None = None,
     ) -> None:
         arrow("PrebatchedDataset")
@@ -125,6 +127,7 @@ class PrebatchedDataset(IterableDataset):
             "seed": seed,
         }
         self._pin_memory, self._fill, self._integers, self._threads = pin_memory, fill, integers, threads
+        self._bits = bits
         self._files = _open_all(path_list(paths), columns, verify)
         self._rows = np.concatenate([file.rows() for file in self._files])
         self._firsts = np.cumsum([0] + [len(file.rows()) for file in self._files])
@@ -218,7 +221,7 @@ class PrebatchedDataset(IterableDataset):
         return self._threads or (1 if get_worker_info() is not None else torch.get_num_threads())
 
     def _tensors(self, batch: Any) -> dict[str, Any]:
-        columns = to_tensors(batch, fill=self._fill, integers=self._integers)
+        columns = to_tensors(batch, fill=self._fill, integers=self._integers, bits=self._bits)
         if self._pin_memory:
             return {name: x.pin_memory() if hasattr(x, "pin_memory") else x for name, x in columns.items()}
         return columns

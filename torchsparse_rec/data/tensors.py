@@ -31,7 +31,9 @@ _INTEGERS = {
 }
 
 
-def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch.dtype | None = None) -> dict[str, Any]:
+def to_tensors(
+    batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch.dtype | None = None, bits: bool = False
+) -> dict[str, Any]:
     """
     Turn the columns of a record batch into tensors, in the memory of the batch where there are no nulls.
 
@@ -43,6 +45,9 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
             whether or not it has nulls; integers beyond 2^24, from where on float32 rounds, are errors. A null instead
             of a whole list is an empty row.
         integers: the dtype into which all integers are copied. Default None: each column keeps its own.
+        bits: whether uint64 becomes the int64 of the same bits, as tables take them: ids from 2^63 on are negative
+            then, and no two of them equal. ``fill`` is one of int64. Default False: such an id is an error of
+            ``integers``, and of a lookup.
 
     Returns:
         A dict by column name: a tensor ``[B]`` for numbers and booleans, ``[B, k]`` for fixed-size lists, a
@@ -78,7 +83,7 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name in columns:
             raise ValueError(f"to_tensors: the columns of batch must have distinct names, got {name!r} twice")
-        columns[name] = _Reader(pa, name, _fill_of(fill, name), integers).column(column)
+        columns[name] = _Reader(pa, name, _fill_of(fill, name), integers, bits).column(column)
     return columns
 
 
@@ -102,8 +107,10 @@ def _fill_of(fill: Fill, name: str) -> float | int | bool | None:
 class _Reader:
     """Turns one column into tensors."""
 
-    def __init__(self, pa: Any, name: str, fill: float | int | bool | None, integers: torch.dtype | None) -> None:
-        self.pa, self.name, self.fill, self.integers = pa, name, fill, integers
+    def __init__(
+        self, pa: Any, name: str, fill: float | int | bool | None, integers: torch.dtype | None, bits: bool
+    ) -> None:
+        self.pa, self.name, self.fill, self.integers, self.bits = pa, name, fill, integers, bits
         # Error messages give a row, of values_each values, or the position of a value among the values of all lists.
         self.unit, self.values_each = "row", 1
 
@@ -145,6 +152,8 @@ class _Reader:
             filled = array.fill_null(False) if array.null_count else array
             # numpy's conversion of an array that is not packed bits is a copy, and writable.
             rows = torch.from_numpy(filled.to_numpy(zero_copy_only=False))
+        elif self.bits and types.is_uint64(kind):
+            return self.dense(array.view(self.pa.int64()))
         elif types.is_integer(kind):
             rows = self.cast(torch.from_dlpack(self.without_validity(array)), array)
         elif types.is_floating(kind):

@@ -11,6 +11,12 @@ from torch import Tensor
 from .._torch import is_watched
 
 _INTEGERS = (torch.int32, torch.int64)
+# What holds the ids of tensors whose dtype no table looks up.
+_HOLDING = {
+    **dict.fromkeys((torch.int8, torch.int16, torch.uint8, torch.uint16), torch.int32),
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
 
 
 def type_name(x: Any) -> str:
@@ -21,6 +27,33 @@ def type_name(x: Any) -> str:
             "torchsparse_rec.nn"
         )
     return type(x).__name__
+
+
+def as_ids(owner: str, ids: Tensor) -> Tensor:
+    """
+    Return ids of other integers as int32 or int64, which tables look up; tensors of any other dtype unchanged.
+
+    Args:
+        owner: the beginning of errors: what the ids are.
+        ids: the ids, in any shape. The device is waited for only if they are uint64.
+
+    Raises:
+        ValueError: an id of uint64 that int64 does not have. In a graph, uint64 stays what it is.
+    """
+    dtype = _HOLDING.get(ids.dtype)
+    if dtype is None or (ids.dtype == torch.uint64 and torch.compiler.is_compiling()):
+        return ids
+    made = ids.to(dtype)
+    if ids.dtype == torch.uint64:
+        flat = made.values() if made.is_nested else made
+        large = (flat < 0).nonzero()
+        if len(large):
+            place = large[0].tolist()
+            raise ValueError(
+                f"{owner}: ids must be below 2**63, got {int(flat[tuple(place)]) + 2**64} at "
+                f"{place[0] if len(place) == 1 else place}: view(torch.int64) gives ids of the same bits"
+            )
+    return made
 
 
 def check_tensor(owner: str, argument: str, x: Any) -> None:

@@ -31,6 +31,8 @@ class KeyedJaggedCollate:
         weighted: the features whose entries are pairs ``(ids, weights)`` of equal lengths. If there are any, the ids of
             the others get the weight 1. Default: none.
         name: the object's key in the batch. Default "features".
+        bits: whether unsigned ids of 64 bits become the int64 of the same bits, in which those from 2^63 on are
+            negative. Default False: these are an error.
 
     Raises:
         TypeError: keys that are no strings.
@@ -49,7 +51,9 @@ class KeyedJaggedCollate:
         tensor([1., 0.], dtype=torch.float64)
     """
 
-    def __init__(self, keys: Sequence[str], *, weighted: Iterable[str] = (), name: str = "features") -> None:
+    def __init__(
+        self, keys: Sequence[str], *, weighted: Iterable[str] = (), name: str = "features", bits: bool = False
+    ) -> None:
         self.keys = check_keys("KeyedJaggedCollate", keys)
         if not self.keys:
             raise ValueError("KeyedJaggedCollate: keys must have at least one key, got none")
@@ -57,7 +61,7 @@ class KeyedJaggedCollate:
         unknown = [key for key in self.weighted if key not in self.keys]
         if unknown:
             raise ValueError(f"KeyedJaggedCollate: weighted must name keys, {list(self.keys)}, got {unknown[0]!r}")
-        self.name = name
+        self.name, self.bits = name, bits
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Put at least one example together to a batch."""
@@ -93,7 +97,7 @@ class KeyedJaggedCollate:
                     raise ValueError(f"KeyedJaggedCollate: {key!r} must be a pair (ids, weights), got {entry!r} at {i}")
             ids = [None if entry is None else entry[0] for entry in entries]
             given = [None if entry is None else entry[1] for entry in entries]
-        values, lengths = _concatenated(ids, np.int64, repr(key))
+        values, lengths = _concatenated(ids, np.int64, repr(key), self.bits)
         if given is None:
             return values, lengths, np.ones(len(values), np.float32) if self.weighted else _NO_WEIGHTS
         weights, counts = _concatenated(given, np.float32, f"the weights of {key!r}")
@@ -113,28 +117,31 @@ _KINDS = {
 }
 
 
-def _concatenated(entries: Sequence[Any], dtype: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+def _concatenated(entries: Sequence[Any], dtype: Any, what: str, bits: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Join the numbers of all examples; return them and the count of each. No Python loop runs over the numbers."""
-    numbers, lengths = _joined(entries, dtype)
+    numbers, lengths = _joined(entries, dtype, bits)
     if numbers is None or not _fits(numbers, dtype):
         # What makes numpy refuse a list may be a None in it.
-        numbers, lengths = _joined([_without_none(x) for x in entries], dtype)
+        numbers, lengths = _joined([_without_none(x) for x in entries], dtype, bits)
     if numbers is None or not _fits(numbers, dtype):
-        raise ValueError(f"KeyedJaggedCollate: {what} must be {_KINDS[dtype][1]}, got {_first_wrong(entries, dtype)}")
+        wrong = _first_wrong(entries, dtype, bits)
+        raise ValueError(f"KeyedJaggedCollate: {what} must be {_KINDS[dtype][1]}, got {wrong}")
     return numbers.astype(dtype, copy=False), lengths
 
 
-def _joined(entries: Sequence[Any], dtype: Any) -> tuple[np.ndarray | None, np.ndarray]:
+def _joined(entries: Sequence[Any], dtype: Any, bits: bool) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the numbers of all examples in one array, None if numpy makes none, and the count of each example."""
     types = set(map(type, entries))
     try:
         if types == {int}:
-            return np.array(entries), np.ones(len(entries), np.int64)
+            return _vector(entries, dtype, bits), np.ones(len(entries), np.int64)
         # One array of all is several times faster than one of each list.
         are_lists = types <= {list, tuple}
-        parts: Sequence[Any] = entries if are_lists else [_vector(x, dtype) for x in entries]
+        parts: Sequence[Any] = entries if are_lists else [_vector(x, dtype, bits) for x in entries]
         lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-        return _vector(list(chain.from_iterable(parts)), dtype) if are_lists else np.concatenate(parts), lengths
+        if are_lists:
+            return _vector(list(chain.from_iterable(parts)), dtype, bits), lengths
+        return np.concatenate(parts), lengths
     except (TypeError, ValueError):  # of numpy: lists of lists, arrays of different ranks
         return None, np.empty(0, np.int64)
 
@@ -143,11 +150,11 @@ def _without_none(x: Any) -> Any:
     return [item for item in x if item is not None] if isinstance(x, (list, tuple)) else x
 
 
-def _first_wrong(entries: Sequence[Any], dtype: Any) -> str:
+def _first_wrong(entries: Sequence[Any], dtype: Any, bits: bool) -> str:
     """Describe the first entry that does not fit, and its place."""
     for i, x in enumerate(entries):
         try:
-            if _fits(_vector(_without_none(x), dtype), dtype):
+            if _fits(_vector(_without_none(x), dtype, bits), dtype):
                 continue
         except (TypeError, ValueError):
             pass
@@ -162,7 +169,7 @@ def _fits(numbers: np.ndarray, dtype: Any) -> bool:
     return numbers.ndim == 1 and numbers.dtype.kind in _KINDS[dtype][0]
 
 
-def _vector(x: Any, dtype: Any) -> np.ndarray:
+def _vector(x: Any, dtype: Any, bits: bool) -> np.ndarray:
     """Return the numbers of one example as a vector; an empty one has a dtype that does not change the others'."""
     if isinstance(x, Tensor):
         array = (x.float() if x.is_floating_point() else x).numpy(force=True)
@@ -171,6 +178,11 @@ def _vector(x: Any, dtype: Any) -> np.ndarray:
         array = own.drop_null().to_numpy(zero_copy_only=False) if is_arrow(own) else own
     else:
         array = np.empty(0, dtype) if x is None else np.asarray(x)
+    if bits and array.dtype == np.uint64:
+        array = array.astype(np.int64)  # which keeps the bits
+    elif bits and array.dtype.kind in "fO" and isinstance(x, (list, tuple)) and set(map(type, x)) == {int}:
+        # Of numbers below and above 2**63 numpy makes floats.
+        array = np.array([item - 2**64 if 2**63 <= item < 2**64 else item for item in x])
     if array.dtype == np.bool_:  # which numpy would join with integers
         raise TypeError
     if array.ndim == 0:

@@ -8,7 +8,7 @@ objects are recognised by their methods, so that none of these libraries is need
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor
 from .._foreign import columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
 from ..ops.jagged import lengths_to_offsets, nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
-from .checks import check_rows, type_name
+from .checks import as_ids, check_rows, type_name
 from .jagged_tensor import JaggedTensor
 from .keyed_jagged_tensor import KeyedJaggedTensor
 
+_RowsT = TypeVar("_RowsT", JaggedTensor, KeyedJaggedTensor)
 _FORMS = (
     "a JaggedTensor, a tensor of rank 1 (one id per example) or 2 (ids of each example), torch.nested jagged, a sparse "
     "COO or CSR tensor, (values, offsets), (values, offsets, weights), (indices, values, dense_shape), a SparseTensor "
@@ -54,20 +55,22 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
         owner: the beginning of errors: the module and its argument.
 
     Returns:
-        A :class:`KeyedJaggedTensor`; the given one itself, if its keys are those wanted.
+        A :class:`KeyedJaggedTensor`; the given one itself, if its keys are those wanted, and its ids int32 or int64.
+        Other integers become these.
 
     Raises:
         TypeError: a feature in none of these forms, or of other values than integers in an array.
-        ValueError: a feature that is missing; shapes that no form has; an array that its library does not hand over.
+        ValueError: a feature that is missing; shapes that no form has; an array that its library does not hand over;
+            an id of uint64 from 2^63 on.
 
-    On CUDA it waits for the device only to drop features of a KeyedJaggedTensor, and to read a ``dense_shape`` that is
-    on the device.
+    On CUDA it waits for the device only to drop features of a KeyedJaggedTensor, to read a ``dense_shape`` that is on
+    the device, and for ids of uint64.
     """
     if isinstance(features, KeyedJaggedTensor):
-        return _chosen(features, keys, owner)
+        return _of_ids(_chosen(features, keys, owner), owner)
     if not isinstance(features, Mapping):
         if _has(features, "keys", "values", "lengths", "weights_or_none", "stride_per_key_per_rank"):
-            return _chosen(_of_torchrec(features), keys, owner)
+            return _of_ids(_chosen(_of_torchrec(features), keys, owner), owner)
         columns = columns_by_name(features, owner)
         if columns is None:
             raise TypeError(
@@ -77,7 +80,7 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
         features = columns
     wanted = list(features) if keys is None else list(keys)
     _check_present(wanted, features, owner)
-    rows = {key: _as_jagged(features[key], f"{owner}[{key!r}]") for key in wanted}
+    rows = {key: _of_ids(_as_jagged(features[key], f"{owner}[{key!r}]"), f"{owner}[{key!r}]") for key in wanted}
     weighted = next((x.weights() for x in rows.values() if x.weights_or_none() is not None), None)
     if weighted is not None:
         rows = {key: _with_weights(x, weighted.dtype) for key, x in rows.items()}
@@ -100,6 +103,16 @@ def _chosen(x: KeyedJaggedTensor, keys: Sequence[str] | None, owner: str) -> Key
     places = x.index_per_key()
     _check_present(keys, places, owner)
     return x.permute([places[key] for key in keys])
+
+
+def _of_ids(x: _RowsT, owner: str) -> _RowsT:
+    """Return rows whose ids are int32 or int64: the given ones if they are."""
+    given = x.values()
+    if given.dtype == torch.uint64 and isinstance(x, KeyedJaggedTensor) and not torch.compiler.is_compiling():
+        for key, rows in x.to_dict().items():  # for an error that names the feature
+            as_ids(f"{owner}[{key!r}]", rows.values())
+    ids = as_ids(owner, given)
+    return x if ids is given else x._map(lambda part: ids if part is given else part)
 
 
 def _of_torchrec(x: Any) -> KeyedJaggedTensor:

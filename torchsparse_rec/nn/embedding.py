@@ -13,7 +13,7 @@ from .._reduction import SUM
 from .._torch import as_stored
 from ..tables.stale import StaleParameter
 from ..typing import GradMode
-from ._lookup import ID_DTYPES, bad_id, check_ids, look_up, nested_like, rows_like
+from ._lookup import ID_DTYPES, bad_id, checked_ids, look_up, nested_like, rows_like
 from ._refusals import lookup_untraced
 from ._route import PLAIN, Way, bare_table, kept_way
 from .grad_mode import GradModeMixin
@@ -68,7 +68,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             ``fullgraph=True``.
 
     Shape:
-        ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
+        ``input``: integers of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
         a jagged nested tensor.
 
     Raises:
@@ -128,7 +128,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, self._gives_coo())
         way = kept_way(self, input)
         if way is None:
-            check_ids("Embedding", input)
+            input = checked_ids("Embedding", input)
             if input.is_nested:
                 return nested_like(input, self(input.values()))
             if torch.compiler.is_compiling():
@@ -163,7 +163,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
 
     def inputs_of(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
         """Return a call's input, the place of its only feature, and the ids, for a lookup in tables over ranks."""
-        check_ids("Embedding", input)
+        input = checked_ids("Embedding", input)
         ids = input.values() if input.is_nested else input
         return input, [0], Ids(ids.reshape(-1), None, None, (ids.numel(),), False)
 

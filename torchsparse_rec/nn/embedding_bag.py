@@ -15,7 +15,7 @@ from ..ops.embedding import check_not_empty, look_up_bare, padding_number, with_
 from ..ops.jagged import nested_to_jagged
 from ..tables.stale import StaleParameter
 from ..typing import GradMode, Pooling
-from ._lookup import ID_DTYPES, bad_id, check_ids, pool
+from ._lookup import ID_DTYPES, bad_id, checked_ids, pool
 from ._refusals import lookup_untraced
 from ._route import PLAIN, bare_table, kept_way
 from .embedding import check_padding_idx
@@ -95,7 +95,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         grad_mode: the argument of :class:`Embedding`.
 
     Shape:
-        ``input``: int32 or int64, ``[B, L]`` (B bags of L ids), or ``[N]`` with ``offsets`` ``[B]`` (where each bag
+        ``input``: integers, ``[B, L]`` (B bags of L ids), or ``[N]`` with ``offsets`` ``[B]`` (where each bag
         starts), or a jagged nested tensor. ``per_sample_weights``: as ``input``, with the table's dtype. Result:
         ``[B, embedding_dim]``, zeros for empty bags.
 
@@ -220,7 +220,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Return the ids in one row, where their bags start, their weights, and whether the end is among the starts."""
-        check_ids("EmbeddingBag", input)
+        input = checked_ids("EmbeddingBag", input)
         check_shapes(input, offsets, per_sample_weights)
         if offsets is not None:
             return input, offsets, per_sample_weights, self.include_last_offset

@@ -20,7 +20,7 @@ from ..variable.arguments import check_places, check_trainable, check_whole
 from ..variable.records import Export as Export
 from ..variable.training_rows import TrainingRows, begin
 from ._keyed_table import KeyedTable
-from ._lookup import check_ids, look_up, rows_like
+from ._lookup import checked_ids, look_up, rows_like
 from ._read import TableSet, read
 from ._refusals import growing_untraced
 from ._route import PLAIN, route
@@ -62,7 +62,7 @@ class EmbeddingVariable(KeyedTable):
         grad_mode: the argument of :class:`Embedding`; None (default) is ``"sparse"``.
 
     Shape:
-        ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
+        ``input``: integers of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
         a jagged nested tensor.
 
     Raises:
@@ -106,7 +106,7 @@ class EmbeddingVariable(KeyedTable):
 
     def inputs_of(self, input: Tensor) -> tuple[Tensor, list[int], Ids]:
         """Return a call's input, the place of its only feature, and the keys."""
-        check_ids("EmbeddingVariable", input)
+        input = checked_ids("EmbeddingVariable", input)
         self._refuse_tracing()
         keys = self._as_keys(input.values() if input.is_nested else input)
         return input, [0], Ids(keys, None, None, (len(keys),), False)
@@ -160,7 +160,7 @@ class EmbeddingVariable(KeyedTable):
             >>> EmbeddingVariable(2, initializer=0.5).lookup(torch.tensor([3]))
             tensor([[0.5000, 0.5000]])
         """
-        check_ids("EmbeddingVariable.lookup", input)
+        input = checked_ids("EmbeddingVariable.lookup", input)
         check_whole(self.stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
         keys = self._as_keys(input.values() if input.is_nested else input)
         return rows_like(input, self._read_here(keys))
@@ -188,7 +188,7 @@ class EmbeddingVariable(KeyedTable):
         Args:
             input: the argument of the module. Without tiers this does nothing.
         """
-        check_ids("EmbeddingVariable.prefetch", input)
+        input = checked_ids("EmbeddingVariable.prefetch", input)
         if self.cold is not None:
             with self.writing():
                 self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
@@ -207,7 +207,7 @@ class EmbeddingVariable(KeyedTable):
 
     def _look_up_in_program(self, input: Tensor) -> Tensor:
         """Look up for ``torch.export``: the exported program contains the present keys and rows."""
-        check_ids("EmbeddingVariable", input)
+        input = checked_ids("EmbeddingVariable", input)
         why = None
         if self.training:
             why = "a program cannot insert keys: call eval() on the model"

@@ -20,7 +20,7 @@ from ..ops.quantized import ROW_FORMATS, dim_of, packed_rows, refuse_gradient
 from ..typing import GradMode
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
-from ._lookup import bad_id, check_ids, nested_like
+from ._lookup import bad_id, checked_ids, nested_like
 from .auto import as_bytes
 from .collection import Collection
 from .embedding_bag import EmbeddingBag, check_shapes
@@ -149,7 +149,7 @@ class QuantizedEmbedding(QuantizedTable):
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``, as :class:`Embedding` does."""
         _refuse_training(self)
-        check_ids("QuantizedEmbedding", input)
+        input = checked_ids("QuantizedEmbedding", input)
         if input.is_nested:
             return nested_like(input, self(input.values()))
         try:
@@ -171,7 +171,7 @@ class QuantizedEmbeddingBag(QuantizedTable):
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``, as :class:`EmbeddingBag` does."""
         _refuse_training(self, per_sample_weights)
-        check_ids("QuantizedEmbeddingBag", input)
+        input = checked_ids("QuantizedEmbeddingBag", input)
         check_shapes(input, offsets, per_sample_weights)
         ids, starts, weights, include_last = self._bags(input, offsets, per_sample_weights)  # type: ignore[misc]
         options = (self._bits, POOLING[self.mode], padding_number(self.padding_idx), include_last)
@@ -223,7 +223,7 @@ class QuantizedEmbeddingVariable(QuantizedTable):
     def forward(self, input: Tensor) -> Tensor:
         """Look up the rows of ``input``, as :class:`EmbeddingVariable` does in ``eval()``."""
         _refuse_training(self)
-        check_ids("QuantizedEmbeddingVariable", input)
+        input = checked_ids("QuantizedEmbeddingVariable", input)
         if input.is_nested:
             return nested_like(input, self(input.values()))
         return self.look_up(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)  # type: ignore[misc]
