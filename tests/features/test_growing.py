@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "too large": (
         lambda: FeatureTransform([ITEM])({"item": np.array([1, 2**63 + 5], np.uint64)}),
-        "column 'item': keys must be below 2 \\*\\* 63, got 9223372036854775813 at value 1",
+        "column 'item': ids must be below 2\\*\\*63, got 9223372036854775813 at 1: view",
     ),
     "a function": (
         lambda: embedding_column(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import ops
 from ..jagged import JaggedTensor
+from ..jagged.checks import as_ids
 from ..ops.hash_cross import DEFAULT_HASH_KEY
 from ._base import CategoricalColumn
 from ._categorical import (
@@ -87,8 +88,8 @@ class Evaluation:
         wanted = "string" if getattr(column, "dtype", "int64") == "string" else "integer"
         raw = raw.of_strings() if wanted == "string" else raw
         if raw.kind == wanted:
-            if isinstance(column, EmbeddingCategoricalColumn):
-                _check_keys(column.name, raw.values)
+            if isinstance(column, EmbeddingCategoricalColumn) and isinstance(raw.values, Tensor):
+                as_ids(f"column {column.name!r}", raw.values)  # an id that int64 does not have is an error
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"
@@ -253,19 +254,6 @@ class Evaluation:
         # One more place, for ids that do not count. Sums are in the order of the ids, on every device.
         sums = ops.unsorted_segment_sum(weights.to(torch.float32), places, ids.batch * width + 1)
         return sums[:-1].reshape(ids.batch, width)
-
-
-def _check_keys(name: str, keys: Tensor | Strings) -> None:
-    """Raise ``ValueError`` for keys that int64 cannot hold. They wait for a GPU, as nothing but uint64 has such."""
-    if isinstance(keys, Tensor) and keys.dtype == torch.uint64:
-        beyond = (keys.view(torch.int64) < 0).nonzero()
-        if len(beyond):
-            place = int(beyond[0, 0])
-            key = int(keys.view(torch.int64)[place]) % 2**64
-            raise ValueError(
-                f"column {name!r}: keys must be below 2 ** 63, got {key} at value {place}: view them as "
-                "int64, whose negative numbers are keys too"
-            )
 
 
 def with_default(column: Any, ids: Tensor) -> Tensor:
