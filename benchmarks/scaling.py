@@ -4,7 +4,8 @@
 A point of an axis differs from the base in one value: rows, ids of a call, tables, columns, threads, or how skewed the
 ids are. Each point is a separate process, so that its peak of memory is its own. Beside it, in alternating blocks,
 torch gathers the same rows. Rounds over all points follow each other in random order until ``--minutes`` are over, and
-a point's figure is the median of its rounds. :data:`AXES` explains where the cost changes.
+a point's figure is the median of its rounds. A cost that changes more than 1.5 times from one point to the next is a
+knee. :data:`AXES` explains it; a knee without a sentence there is printed as unexplained.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -32,10 +34,12 @@ from torchsparse_rec import nn, optim, variable
 from .ids import uniform_ids, zipf_ids
 from .interrupt import run_command
 from .machine import ROOT, begin_peak_anew, machine, memory
-from .timing import Call, compare
+from .timing import Call, clock_block, compare, copy_gb_per_second
 
 # Ids in each bag.
 HOT = 10
+# A change of the cost that needs an explanation.
+KNEE = 1.5
 # The share of the free memory that a point may need.
 SHARE = 0.8
 # Ids that are drawn for a point, so that a small batch does not find its rows in the caches because it had them before.
@@ -66,15 +70,25 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True)
+class Knee:
+    """Why the cost changes somewhere between two values of an axis: in all workloads, or in those named."""
+
+    since: float
+    until: float
+    why: str
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+
+
+@dataclass(frozen=True)
 class Axis:
-    """Values of one size, the unit in which the cost is counted, and why it changes between two values."""
+    """Values of one size, the unit in which the cost is counted, and the known knees."""
 
     values: tuple[float, ...]
     quick: tuple[float, ...]
     unit: str
     # How many of the unit a call has.
     units: Callable[[Point], float]
-    why: tuple[str, ...] = ()
+    knees: tuple[Knee, ...] = field(default=())
 
 
 # What the sentences say of caches and pages holds for the base's 16 columns, 64 bytes a row. The EPYCs have half a MB
@@ -86,13 +100,25 @@ AXES = {
         "id",
         lambda point: point.ids,
         (
-            "10,000 to 100,000: The table outgrows the second-level cache, and a batch has six times as many "
-            "different rows, each of which a step merges and writes.",
-            "100,000 to 1,000,000: The table, 64 MB, outgrows the third-level cache: rows come from memory.",
-            "1,000,000 to 10,000,000: The translations of 640 MB do not fit the TLB, and their page tables do not fit "
-            "the second-level cache. A row costs a page walk beside its read.",
-            "10,000,000 to 100,000,000: The page tables, 13 MB and on a virtual machine the host's as well, leave the "
-            "third-level cache too. A row costs several reads of memory, each of which waits for the one before.",
+            Knee(
+                10**4,
+                10**5,
+                "The table outgrows the second-level cache, and a batch has six times as many different rows, each of "
+                "which a step merges and writes.",
+            ),
+            Knee(10**5, 10**6, "The table, 64 MB, outgrows the third-level cache: rows come from memory."),
+            Knee(
+                10**6,
+                10**7,
+                "The translations of 640 MB do not fit the TLB, and their page tables do not fit the second-level "
+                "cache. A row costs a page walk beside its read.",
+            ),
+            Knee(
+                10**7,
+                10**8,
+                "The page tables, 13 MB and on a virtual machine the host's as well, leave the third-level cache too. "
+                "A row costs several reads of memory, each of which waits for the one before.",
+            ),
         ),
     ),
     "ids": Axis(
@@ -101,12 +127,24 @@ AXES = {
         "id",
         lambda point: point.ids,
         (
-            "10 to 10,000: More ids share the costs of a call that do not depend on its size (Python, autograd, "
-            "checks, the optimizer's step).",
-            "10,000 to 100,000: The same, for the last time. Besides, from 16,384 ids on a lookup has work for a "
-            "second thread: each thread gets 131,072 elements or more.",
-            "100,000 to 1,000,000 (fused, sparse, dynamic): Rows begin to occur several times in a batch, and a step "
-            "updates each once for all its ids.",
+            Knee(
+                10,
+                10**4,
+                "More ids share the costs of a call that do not depend on its size (Python, autograd, checks, the "
+                "optimizer's step).",
+            ),
+            Knee(
+                10**4,
+                10**5,
+                "The same, for the last time. Besides, from 16,384 ids on a lookup has work for a second thread: each "
+                "thread gets 131,072 elements or more.",
+            ),
+            Knee(
+                10**5,
+                10**6,
+                "Rows begin to occur several times in a batch, and a step updates each once for all its ids.",
+                ("fused", "sparse", "dynamic"),
+            ),
         ),
     ),
     "tables": Axis(
@@ -115,9 +153,12 @@ AXES = {
         "id",
         lambda point: point.ids,
         (
-            "10 to 1,000: Only 1,000 and 100 ids share the work that is done once for each table: its part in the "
-            "arguments of a lookup, its COO gradient and the optimizer's step on it, and the search and insertion of "
-            "its keys.",
+            Knee(
+                10,
+                1_000,
+                "Only 1,000 and 100 ids share the work that is done once for each table: its part in the arguments of "
+                "a lookup, its COO gradient and the optimizer's step on it, and the search and insertion of its keys.",
+            ),
         ),
     ),
     "dim": Axis(
@@ -126,11 +167,20 @@ AXES = {
         "byte of a row",
         lambda point: 4 * point.dim * point.ids,
         (
-            "1 to 16: A row of less than 64 bytes costs a cache line all the same.",
-            "1 to 256 (fused, sparse, dynamic): More bytes share the costs of an id beside its row (grouping by rows, "
-            "the search for a key).",
-            "16 to 1,024 (lookup): The processor notices that a row of several lines is read in sequence, and fetches "
-            "ahead. The row needs one or two translations for all its bytes.",
+            Knee(1, 16, "A row of less than 64 bytes costs a cache line all the same."),
+            Knee(
+                1,
+                256,
+                "More bytes share the costs of an id beside its row (grouping by rows, the search for a key).",
+                ("fused", "sparse", "dynamic"),
+            ),
+            Knee(
+                16,
+                1_024,
+                "The processor notices that a row of several lines is read in sequence, and fetches ahead. The row "
+                "needs one or two translations for all its bytes.",
+                ("lookup",),
+            ),
         ),
     ),
     "threads": Axis(
@@ -142,8 +192,11 @@ AXES = {
         "id",
         lambda point: point.ids,
         (
-            "0.0 to 1.5: The more skewed the ids, the fewer different rows a batch has, and the more of them the "
-            "caches hold.",
+            Knee(
+                0.0,
+                1.5,
+                "The more skewed the ids, the fewer different rows a batch has, and the more of them the caches hold.",
+            ),
         ),
     ),
 }
@@ -326,7 +379,7 @@ def rounds(
     return found
 
 
-# ---- Output ----------------------------------------------------------------------------------------------------------
+# ---- What the figures say --------------------------------------------------------------------------------------------
 
 
 def curve(axis: str, workload: str, figures: list[Figures], quick: bool) -> Iterator[tuple[float, Figures]]:
@@ -343,8 +396,56 @@ def cost(axis: str, each: Figures, name: str = "ms") -> float | None:
     return None if ms is None else ms * 1e6 / AXES[axis].units(each.point)
 
 
+def knees(axis: str, figures: list[Figures], quick: bool = False) -> list[dict[str, Any]]:
+    """Return each change of the cost by more than 1.5 times between neighbours, with its explanation or None."""
+    found = []
+    for workload in WORKLOADS:
+        costs = [(value, cost(axis, each)) for value, each in curve(axis, workload, figures, quick)]
+        for (low, before), (high, after) in itertools.pairwise((x, y) for x, y in costs if y is not None):
+            assert before is not None and after is not None
+            change = after / before
+            if max(change, 1 / change) <= KNEE:
+                continue
+            here = [k.why for k in AXES[axis].knees if k.since <= low and high <= k.until and workload in k.workloads]
+            found.append({"axis": axis, "workload": workload, "from": low, "to": high, "change": change, "why": here})
+    return found
+
+
+def floors(quick: bool) -> dict[str, float]:
+    """Measure this machine: copies, in GB/s, and the cost of a page at its first write, in nanoseconds of a byte."""
+    copy_gb, size = copy_gb_per_second("cpu", quick), (1 << 20) if quick else (1 << 26)
+    kept = torch.zeros(size)
+    fresh = statistics.median(clock_block(lambda: torch.zeros(size), 5, "cpu")[1:])
+    warm = statistics.median(clock_block(kept.zero_, 5, "cpu")[1:])
+    return {"copy_gb_per_second": copy_gb, "fault_ns_per_byte": max(0.0, fresh - warm) * 1e6 / (4 * size)}
+
+
+def lookup_bytes(point: Point) -> float:
+    """Return the bytes of a pooled lookup: ids, the cache lines of a row for each, offsets and results."""
+    return point.ids * (8 + 64 * math.ceil(4 * point.dim / 64) + (8 + 4 * point.dim) / HOT)
+
+
+def lines_of_floors(axis: str, figures: list[Figures], machine_floors: dict[str, float], quick: bool) -> dict[str, Any]:
+    """Return the machine's floors of a lookup along an axis, in nanoseconds per unit: values and costs of each."""
+    copied, gathered, faults = [], [], []
+    for value, each in curve(axis, "lookup", figures, quick):
+        point, units = each.point, AXES[axis].units(each.point)
+        copied.append((value, lookup_bytes(point) / machine_floors["copy_gb_per_second"] / units))
+        faults.append((value, machine_floors["fault_ns_per_byte"] * 4 * point.dim * point.ids / HOT / units))
+        peer = cost(axis, each, "gather_ms")
+        gathered += [] if peer is None else [(value, peer)]
+    return {
+        "rows gathered by torch's index_select": gathered,
+        "a lookup's cache lines at the bandwidth of memory": copied,
+        "page faults of a lookup's result, if it is fresh": faults,
+    }
+
+
+# ---- Output ----------------------------------------------------------------------------------------------------------
+
+
 def page(content: dict[str, Any], figures: list[Figures]) -> str:
-    """Return the page: a table for each axis, its picture, and why its cost changes."""
+    """Return the page: a table for each axis, its picture, and a sentence for each knee."""
     about, quick = content["machine"], content["quick"]
     base = ", ".join(f"{value:,} {name}" for name, value in asdict(QUICK if quick else Point()).items())
     parts = [
@@ -354,11 +455,16 @@ def page(content: dict[str, Any], figures: list[Figures]) -> str:
         f"those of the base: {base}. Skew is the exponent of Zipf's law; 0 is uniform. Rows and ids count all tables "
         f"together, and bags have {HOT} ids. Cells have nanoseconds per unit. In brackets they have megabytes beyond "
         f"the tables' own rows: the index of tables that grow, results, gradients, scratch. Figures are medians of "
-        f"{content['rounds']} rounds. In the pictures the broken line is torch's gather. It is a program, so ours "
-        "can be faster.\n",
+        f"{content['rounds']} rounds. In the pictures broken lines are the machine's floors for a lookup whose rows "
+        f"are in no cache. Copies reach {content['floors']['copy_gb_per_second']:.1f} GB/s, and first writes to fresh "
+        f"pages take {content['floors']['fault_ns_per_byte']:.2f} ns a byte. Torch's gather is a program, so ours can "
+        "be faster.\n",
     ]
     parts += ["Quick: small sizes and few calls, the figures say nothing about speed.\n"] if quick else []
     parts += [f"* {name}: {what}" for name, what in WORKLOADS.items()]
+    unexplained = [each for each in content["knees"] if not each["why"]]
+    parts.append(f"\nChanges over {KNEE:g}x from one point to the next that this page does not explain: ")
+    parts[-1] += "none." if not unexplained else "; ".join(words(each) for each in unexplained) + "."
     for axis in content["axes"]:
         parts.append(f"\n## {axis}\n\nns per {AXES[axis].unit}.\n")
         curves = {name: list(curve(axis, name, figures, quick)) for name in WORKLOADS}
@@ -369,7 +475,9 @@ def page(content: dict[str, Any], figures: list[Figures]) -> str:
             cells = [_cell(axis, curves[name][n][1]) for name in WORKLOADS] + ["" if peer is None else f"{peer:.3g}"]
             parts.append(f"| {value:,} | {' | '.join(cells)} |")
         parts.append(f"\n![Cost by {axis}]({axis}.png)\n")
-        parts += [f"* {why}" for why in AXES[axis].why]
+        for knee in AXES[axis].knees:
+            where = ", ".join(knee.workloads) if len(knee.workloads) < len(WORKLOADS) else "all"
+            parts.append(f"* {knee.since:,} to {knee.until:,} ({where}): {knee.why}")
     return "\n".join(parts) + "\n"
 
 
@@ -378,19 +486,24 @@ def _cell(axis: str, each: Figures) -> str:
     return each.skipped if spent is None or beyond is None else f"{spent:.3g} [{beyond / 1e6:,.0f}]"
 
 
-def draw(axis: str, figures: list[Figures], quick: bool, path: Path) -> None:
-    """Draw an axis, both scales logarithmic: workloads as lines with points, torch's gather broken."""
+def words(knee: dict[str, Any]) -> str:
+    """Return a knee in words."""
+    return f"{knee['workload']}, {knee['axis']} {knee['from']:,} to {knee['to']:,}: {knee['change']:.2f}x"
+
+
+def draw(axis: str, figures: list[Figures], machine_floors: dict[str, float], quick: bool, path: Path) -> None:
+    """Draw an axis, both scales logarithmic: workloads as lines with points, the machine's floors broken."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots(figsize=(10, 5))
-    drawn = [(name, "ms", "o-", name) for name in WORKLOADS] + [("lookup", "gather_ms", "--", "torch's gather")]
-    for workload, which, style, label in drawn:
-        each_curve = curve(axis, workload, figures, quick)
-        pairs = [(value, cost(axis, each, which) or 0.0) for value, each in each_curve if each.rounds]
-        panel.plot([x for x, _ in pairs], [y for _, y in pairs], style, label=label)
+    for name in WORKLOADS:
+        pairs = [(value, cost(axis, each) or 0.0) for value, each in curve(axis, name, figures, quick) if each.rounds]
+        panel.plot([x for x, _ in pairs], [y for _, y in pairs], "o-", label=name)
+    for name, pairs in lines_of_floors(axis, figures, machine_floors, quick).items():
+        panel.plot([x for x, _ in pairs], [y for _, y in pairs], "--", linewidth=1, label=name)
     # Uniform ids have the exponent 0, which has no logarithm.
     panel.set_xscale("linear" if axis == "skew" else "log")
     panel.set_yscale("log")
@@ -415,7 +528,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print or write the page."""
+    """Measure, and print or write the page. Return 1 if a knee is not explained, else 0."""
     given = parse(arguments)
     if given.point is not None:
         print(json.dumps(measure(given.point["workload"], Point(**given.point["point"]), given.point["quick"])))
@@ -425,10 +538,12 @@ def main(arguments: list[str] | None = None) -> int:
 
         given.out.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"quick": given.quick, "minutes": given.minutes, "axes": given.axes}
+    content["floors"] = floors(given.quick)
 
     def keep(figures: list[Figures]) -> None:
         content["machine"] = machine("cpu", (QUICK if given.quick else Point()).threads)
         content["rounds"] = max(len(each.rounds) for each in figures)
+        content["knees"] = [] if given.quick else [knee for axis in given.axes for knee in knees(axis, figures)]
         content["points"] = [asdict(each) for each in figures]
         if given.out is not None:
             (given.out / "scaling.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -438,9 +553,12 @@ def main(arguments: list[str] | None = None) -> int:
     if given.out is not None:
         (given.out / "README.md").write_text(page(content, figures))
         for axis in given.axes:
-            draw(axis, figures, given.quick, given.out / f"{axis}.png")
+            draw(axis, figures, content["floors"], given.quick, given.out / f"{axis}.png")
     print(page(content, figures))
-    return 0
+    for each in content["knees"]:
+        if not each["why"]:
+            print(f"UNEXPLAINED: {words(each)}", file=sys.stderr)
+    return 1 if any(not each["why"] for each in content["knees"]) else 0
 
 
 if __name__ == "__main__":

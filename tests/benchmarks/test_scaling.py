@@ -1,4 +1,4 @@
-"""How cost grows: each workload runs, rounds end in time, and the page has their figures."""
+"""How cost grows: each workload runs, rounds end in time, and what is not explained is said."""
 
 import dataclasses
 import itertools
@@ -85,13 +85,43 @@ def test_rounds_end_when_the_time_is_over(scaling, monkeypatch):
     assert {each.skipped for each in late} == {"the time was over"}
 
 
-def test_costs_are_per_unit_of_the_axis(scaling):
-    point = scaling.at("dim", 4, True)
-    measured = scaling.Figures("fused", point, [{"ms": 1e-6 * point.ids}])
-    assert list(scaling.curve("dim", "fused", [measured], True)) == [(4, measured)]
-    assert scaling.cost("dim", measured) == pytest.approx(1 / 16)
-    assert scaling.cost("rows", measured) == pytest.approx(1.0)
-    assert scaling.cost("dim", scaling.Figures("fused", point)) is None
+@pytest.fixture
+def figures(scaling):
+    """Return figures of the quick points of two axes: ms as ids, but for one workload that takes twice as long."""
+
+    def of(workload, point):
+        ms = 1e-6 * point.ids * (2 if (workload, point.rows) == ("sparse", 1_000) else 1)
+        return scaling.Figures(workload, point, [{"ms": ms, "gather_ms": ms / 2, "beyond_bytes": 3_000_000}])
+
+    points = {scaling.at(axis, value, True) for axis in ("rows", "dim") for value in scaling.AXES[axis].quick}
+    return [of(workload, point) for point in sorted(points, key=repr) for workload in scaling.WORKLOADS]
+
+
+def test_a_knee_needs_a_sentence(scaling, monkeypatch, figures):
+    """Find one jump of twice the cost between 100 and 1,000 rows; explained only in that workload and between both."""
+    (found,) = scaling.knees("rows", figures, True)
+    assert found.pop("why") == [] and found.pop("change") == pytest.approx(2.0)
+    assert found == {"axis": "rows", "workload": "sparse", "from": 100, "to": 1_000}
+    for knee, fits in (
+        (scaling.Knee(10, 1_000, "caches"), True),
+        (scaling.Knee(100, 1_000, "caches", ("sparse",)), True),
+        (scaling.Knee(100, 1_000, "caches", ("lookup", "fused")), False),
+        (scaling.Knee(100, 500, "caches"), False),
+        (scaling.Knee(500, 1_000, "caches"), False),
+    ):
+        monkeypatch.setitem(scaling.AXES, "rows", dataclasses.replace(scaling.AXES["rows"], knees=(knee,)))
+        assert scaling.knees("rows", figures, True)[0]["why"] == (["caches"] if fits else [])
+
+
+def test_costs_are_per_unit_of_the_axis(scaling, figures):
+    (_, each), *_ = scaling.curve("dim", "fused", figures, True)
+    assert each.point.dim == 1 and scaling.cost("dim", each) == pytest.approx(1 / 4)
+    assert scaling.cost("rows", each) == pytest.approx(1.0)
+    assert scaling.cost("dim", scaling.Figures("fused", each.point)) is None
+    lines = scaling.lines_of_floors("rows", figures, {"copy_gb_per_second": 10.0, "fault_ns_per_byte": 0.5}, True)
+    gathered, copied, faults = lines.values()
+    assert gathered == [(100, pytest.approx(0.5)), (1_000, pytest.approx(0.5))]
+    assert copied[0] == (100, pytest.approx((8 + 64 + 2.4) / 10)) and faults[0] == (100, pytest.approx(0.5 * 1.6))
 
 
 def test_the_page_and_its_files(scaling, benchmarks, monkeypatch, capsys, tmp_path):
@@ -110,6 +140,24 @@ def test_the_page_and_its_files(scaling, benchmarks, monkeypatch, capsys, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "scaling.json", "rows.png"}
     page = (tmp_path / "README.md").read_text()
     assert page in capsys.readouterr().out
-    assert "| 100 | 2 [5] | 2 [5] | 2 [5] | needs 9 GB, of 1 free | 1 |" in page
+    assert "| 100 | 2 [5] | 2 [5] | 2 [5] | needs 9 GB, of 1 free | 1 |" in page and "does not explain: none." in page
     content = json.loads((tmp_path / "scaling.json").read_text())
-    assert content["quick"] and content["rounds"] == 1 and len(content["points"]) == 8
+    assert content["quick"] and content["rounds"] == 1 and len(content["points"]) == 8 and content["knees"] == []
+
+
+def test_what_is_not_explained_is_loud(scaling, monkeypatch, capsys):
+    monkeypatch.setitem(scaling.AXES, "tables", dataclasses.replace(scaling.AXES["tables"], values=(1, 10), knees=()))
+
+    def apart(workload, point, quick, left):
+        return {"ms": float(point.tables), "gather_ms": 1.0, "beyond_bytes": 0}
+
+    def once(axes, quick, minutes, keep):
+        points = [scaling.at("tables", value, quick) for value in (1, 10)]
+        return [scaling.Figures(name, p, [apart(name, p, quick, 1)]) for name in scaling.WORKLOADS for p in points]
+
+    monkeypatch.setattr(scaling, "rounds", once)
+    monkeypatch.setattr(scaling, "floors", lambda quick: {"copy_gb_per_second": 30.0, "fault_ns_per_byte": 0.3})
+    assert scaling.main(["--axes", "tables"]) == 1
+    printed = capsys.readouterr()
+    assert "UNEXPLAINED: lookup, tables 1 to 10: 10.00x" in printed.err
+    assert "does not explain: lookup, tables 1 to 10: 10.00x; fused" in printed.out
