@@ -161,7 +161,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def _crashed(output: str) -> dict[str, float]:
     """Return the test in which the process has crashed: pytest has printed no result of it. Its cost is not known."""
-    *_, last = ["", *re.findall(r"^(tests/\S+\.py::.+?)(?: Fatal Python error: .*)? *$", output, re.M)]
+    line = r"^(tests/\S+\.py::.+?)(?: SUBFAILED\[.*)?(?: *Fatal Python error: .*)? *$"
+    *_, last = ["", *re.findall(line, output, re.M)]
     return {last: 0.0} if last and not re.search(r" [A-Z]+ +\[ *\d+%\]$", last) else {}
 
 
