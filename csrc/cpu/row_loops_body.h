@@ -216,8 +216,10 @@ static void pool(const PoolArguments<T, R>& arguments) {
 
 // ---- pool_extremes and its gradient ---------------------------------------------------------------------------------
 
+// Not inlined: the modes' loops, side by side in one function, would be short of registers.
 template <Reduction mode, class T, class R>
-static void pool_extremes_by(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
+static __attribute__((noinline)) void pool_extremes_by(const PoolArguments<T, R>& a, const int64_t* positions,
+                                                       int64_t* argmax) {
   using A = acc_t<T>;
   const int64_t stride = a.stride == 0 ? a.dim : a.stride, out_stride = a.out_stride == 0 ? a.dim : a.out_stride;
   for (int64_t bag = 0; bag < a.bags; ++bag) {

@@ -10,7 +10,7 @@ import torch
 from samples.sample import DIMENSIONS, FLOATS, INDICES, PRESENT_ROWS, Family, Random, Sample
 from torch import Tensor
 
-from torchsparse_rec.compat._parity.reference import EXTREMES, MEAN, POOLING, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, MAX, MEAN, MIN, POOLING, SQRTN, SUM
 from torchsparse_rec.compat._parity.reference.embedding import embedding_bag
 
 
@@ -82,7 +82,7 @@ def _bag_problems() -> Iterator[_Bags]:
         flavour = {"index": index, "offset": offset, "padding_idx": padding, "seed": seed}
         yield _random_bags(name, dim=dim, dtype=dtype, weighted=weighted, **flavour)
         yield _random_bags(f"{name}_other", dim=dim, dtype=dtype, weighted=not weighted, **flavour)
-    yield _random_bags("empty_first_and_last", lengths=(0, 0, 4, 0, 2, 0), representative=True)
+    yield _random_bags("empty_first_and_last", lengths=(0, 0, 4, 0, 2, 0))
     yield _random_bags("only_empty_bags", lengths=(0, 0, 0), weighted=True, representative=True)
     yield _random_bags("no_bags", lengths=())
     yield _random_bags("no_bags_no_rows", rows=0, lengths=())
@@ -142,10 +142,16 @@ def mode_word(mode: int, by_frequency: bool) -> str:
     return _WORDS[mode] + ("-by_frequency" if by_frequency else "")
 
 
+def is_representative(problem: _Bags, mode: int) -> bool:
+    if problem.name == "empty_first_and_last":
+        return mode == MIN
+    return problem.representative and mode in (MEAN, MAX)
+
+
 def bag_samples(operator: str) -> Iterator[Sample]:
     for problem, mode, freq in bag_modes():
         arguments = (problem.weight, problem.indices, problem.offsets, problem.weights, mode, problem.padding_idx)
-        representative = problem.representative and mode in (MEAN, *EXTREMES)
+        representative = is_representative(problem, mode)
         yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}", (*arguments, freq, False), representative)
         if _is_also_by_starts(problem):
             starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], freq, False, False)
@@ -161,7 +167,7 @@ def backward_samples(operator: str) -> Iterator[Sample]:
     for problem, mode, freq in bag_modes():
         inputs = (problem.grad, problem.indices, problem.offsets, problem.weights, _argmax(problem, mode))
         arguments = (*inputs, problem.weight.shape[0], mode, problem.padding_idx, freq)
-        representative = problem.representative and mode in (MEAN, *EXTREMES)
+        representative = is_representative(problem, mode)
         yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}", arguments, representative)
         if _is_also_by_starts(problem):
             starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], False)
