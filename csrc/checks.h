@@ -11,7 +11,7 @@ namespace tsr {
 // them.
 enum class Reduction : int64_t { kSum = 0, kMean = 1, kSqrtN = 2, kMax = 3, kMin = 4, kProd = 5 };
 // The last of those that bags take, and of those that take weights.
-constexpr Reduction kLastOfBags = Reduction::kMax, kLastWeighted = Reduction::kSqrtN;
+constexpr Reduction kLastOfBags = Reduction::kMin, kLastWeighted = Reduction::kSqrtN;
 
 // Whether a sum is divided: by the number of its terms or their weights, or by a root.
 constexpr bool is_divided(Reduction reduction) {
@@ -20,6 +20,9 @@ constexpr bool is_divided(Reduction reduction) {
 
 // Whether each element comes from one row alone, which the backward has to know.
 constexpr bool is_extreme(Reduction reduction) { return reduction == Reduction::kMax || reduction == Reduction::kMin; }
+
+// The word of a mode that is an extreme.
+inline const char* extreme_word(Reduction reduction) { return reduction == Reduction::kMax ? "max" : "min"; }
 
 inline Reduction check_reduction(const char* op, int64_t reduction, bool weighted) {
   const int64_t last = static_cast<int64_t>(weighted ? kLastWeighted : kLastOfBags);

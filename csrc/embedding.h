@@ -8,9 +8,10 @@
 //     mean:  sum w_i x_i / sum w_i
 //     sqrtn: sum w_i x_i / sqrt(sum w_i^2)
 //     max:   elementwise maximum of x_i (no weights)
-//   A bag without entries, and a zero denominator, give zero (TensorFlow's div_no_nan). max: the first of equal values
-//   wins, a NaN wins over everything; argmax [B, D] int64 holds the winning position i, or -1 for an empty bag. In the
-//   other modes argmax is empty, [0].
+//     min:   elementwise minimum of x_i (no weights)
+//   A bag without entries, and a zero denominator, give zero (TensorFlow's div_no_nan). max and min: the first of equal
+//   values wins, a NaN wins over everything; argmax [B, D] int64 holds the winning position i, or -1 for an empty bag.
+//   In the other modes argmax is empty, [0].
 // * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. Without include_last_offset they are
 //   [B], and N follows. padding_idx < 0 means none; V, which is no row, is allowed too: then index V, which is otherwise
 //   an error, marks entries that are left out.
@@ -22,8 +23,8 @@
 //
 // Gradients with respect to weight, from grad [B, D] (or [N, D] when offsets is None: each id its own bag):
 //   row v receives the sum over its entries i, in the order of i, of c_i * grad[bag(i)], c_i = dout/dx_i of the
-//   formulas above (max: grad[bag(i), d] where argmax[bag(i), d] == i). scale_grad_by_freq divides by the number of
-//   entries of v. The row padding_idx receives nothing. embedding_dense_backward -> [num_embeddings, D];
+//   formulas above (max and min: grad[bag(i), d] where argmax[bag(i), d] == i). scale_grad_by_freq divides by the
+//   number of entries of v. The row padding_idx receives nothing. embedding_dense_backward -> [num_embeddings, D];
 //   embedding_sparse_backward -> (values [U, D], rows [U] int64, sorted and unique, only rows that have entries);
 //   embedding_coo_backward -> these as a coalesced COO tensor [num_embeddings, D]. No [N, D] temporary in any.
 // Gradient with respect to per_sample_weights, embedding_weights_backward -> [N] (mode sum, mean or sqrtn):
@@ -120,7 +121,8 @@ inline Reduction check_embedding_bag(const Tensor& weight, const Tensor& indices
   check_bags(op, "weight", weight, indices, offsets, per_sample_weights, include_last_offset);
   check_bag_padding(op, padding_idx, weight.size(0));
   const Reduction reduction = check_reduction(op, mode, /*weighted=*/false);
-  TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(reduction)), op, ": per_sample_weights must be None in mode max");
+  TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(reduction)), op, ": per_sample_weights must be None in mode ",
+                  extreme_word(reduction));
   return reduction;
 }
 
@@ -139,8 +141,8 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
   check_bag_padding(op, padding_idx, num_embeddings);
   const Reduction reduction = check_reduction(op, mode, /*weighted=*/false);
   if (is_extreme(reduction)) {
-    TSR_CHECK_VALUE(offsets && argmax && !per_sample_weights, op,
-                    ": mode max needs offsets and argmax, and takes no per_sample_weights");
+    TSR_CHECK_VALUE(offsets && argmax && !per_sample_weights, op, ": mode ", extreme_word(reduction),
+                    " needs offsets and argmax, and takes no per_sample_weights");
     TSR_CHECK_VALUE(argmax->dim() == 2 && argmax->size(0) == grad.size(0) && argmax->size(1) == grad.size(1) &&
                         argmax->scalar_type() == ScalarType::Long,
                     op, ": argmax must be int64 of grad's shape ", shape_text(grad), ", got ", shape_text(*argmax));

@@ -13,8 +13,8 @@
 //   bit for bit.
 //   side_by_side: all looked up keys have B bags; output [B, sum of D_tables[l]], lookups from left to right.
 //   Else: output is flat, the [bags[keys[l]], D_tables[l]] of lookup after lookup.
-//   argmax: int64, flat, the [bags[keys[l]], D_tables[l]] of the lookups of mode max, in their order; positions count
-//   in indices. [0] without such lookups. per_sample_weights do not go with mode max.
+//   argmax: int64, flat, the [bags[keys[l]], D_tables[l]] of the lookups of modes max and min, in their order;
+//   positions count in indices. [0] without such lookups. per_sample_weights do not go with these modes.
 // embedding_collection_current(weights, states, last_steps, history, ...): the lookups of embedding_collection in the
 //   tables as they would be if every stale row had been flushed to `step` (row_optimizer.h: states, last_steps,
 //   history, rule, hyperparameters, base, of all tables). Nothing is written.
@@ -25,7 +25,7 @@
 //   [U_k, D_k], and K times rows [U_k] int64, sorted and unique; embedding_collection_coo_backward -> these as K
 //   coalesced COO tensors [V_k, D_k]. Table k's gradient is that of one embedding_bag over the bags of its lookups, one
 //   lookup after the other, bit for bit: a row's entries are added in the order of lookups, then of items. Tables that
-//   are not wanted: empty, [0, D_k], as COO tensors without rows. argmax: None without lookups of mode max.
+//   are not wanted: empty, [0, D_k], as COO tensors without rows. argmax: None without lookups of max or min.
 //   embedding_collection_weights_backward(grad, weights, states, last_steps, history?, ..., output, ...) -> [N]: of
 //   per_sample_weights; an item that several lookups read gets the sum over them, in their order, added in the
 //   accumulator's dtype. history None: the tables are as they are, states and last_steps are empty.
@@ -49,7 +49,7 @@
 namespace tsr {
 
 // One lookup: the bags [first_bag, first_bag + bags) of the input, in one table. Row b of its result begins at element
-// output + b * stride of the output, and of argmax (mode max) at argmax + b * dim.
+// output + b * stride of the output, and of argmax (of extremes) at argmax + b * dim.
 struct CollectionLookup {
   int64_t table, key;
   Reduction mode;
@@ -189,8 +189,8 @@ inline void check_collection_input(const Collection& c, const char* values_name,
     const Reduction mode = c.lookups[l].mode;
     TSR_CHECK_VALUE(offsets || mode == Reduction::kSum, op, ": without offsets, modes must be sum, got ",
                     static_cast<int64_t>(mode), " in modes[", l, "]");
-    TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(mode)), op,
-                    ": per_sample_weights must be None with mode max, which modes[", l, "] is");
+    TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(mode)), op, ": per_sample_weights must be None with mode ",
+                    extreme_word(mode), ", which modes[", l, "] is");
   }
 }
 
@@ -255,7 +255,7 @@ inline void check_collection_argmax(const Collection& c, const Tensor& grad, con
   if (!c.has_extremes) return;
   TSR_CHECK_VALUE(
       argmax && argmax->dim() == 1 && argmax->size(0) == c.argmax_elements && argmax->scalar_type() == ScalarType::Long,
-      c.op, ": with mode max, argmax must be int64 of shape [", c.argmax_elements, "], got ",
+      c.op, ": for these modes, argmax must be int64 of shape [", c.argmax_elements, "], got ",
       argmax ? message(dtype_name(argmax->scalar_type()), " of shape ", shape_text(*argmax)) : "None");
   check_same_device(c.op, "argmax", *argmax, "grad", grad);
 }

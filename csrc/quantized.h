@@ -98,7 +98,8 @@ inline ChosenBags check_quantized_embedding_bag(const Tensor& weight, const Tens
   }
   check_bag_padding(op, padding_idx, weight.size(0));
   const Reduction reduction = check_reduction(op, mode, /*weighted=*/false);
-  TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(reduction)), op, ": per_sample_weights must be None in mode max");
+  TSR_CHECK_VALUE(!(per_sample_weights && is_extreme(reduction)), op, ": per_sample_weights must be None in mode ",
+                  extreme_word(reduction));
   const int64_t all = bag_count(offsets, include_last_offset);
   TSR_CHECK_VALUE(first_bag >= 0 && first_bag <= all, op, ": first_bag must be in [0, ", all, "], got ", first_bag);
   const int64_t count = bags.value_or(all - first_bag);

@@ -8,8 +8,8 @@ from .typing import Combiner, Pooling
 
 SUM, MEAN, SQRTN, MAX, MIN, PROD = range(6)
 
-#: How the rows of a bag are pooled, by the words that lookups take, whose order is that of the numbers.
-POOLING: dict[str, int] = {word: number for number, word in enumerate(get_args(Pooling))}
+#: How the rows of a bag are pooled, by the words that lookups take.
+POOLING: dict[str, int] = dict(zip(get_args(Pooling), (SUM, MEAN, SQRTN, MAX, MIN), strict=True))
 #: The same of TensorFlow's lookups by sparse ids.
 COMBINERS: dict[Combiner, int] = {word: POOLING[word] for word in get_args(Combiner)}
 

@@ -39,7 +39,7 @@ __all__ = [
 #: The layout of a table's gradient, see :class:`torchsparse_rec.nn.Embedding`; None is the module's default.
 GradMode = Literal["sparse", "dense", "fused", "auto"]
 #: How the rows of a bag become one.
-Pooling = Literal["sum", "mean", "sqrtn", "max"]
+Pooling = Literal["sum", "mean", "sqrtn", "max", "min"]
 #: The same in TensorFlow's lookups by sparse ids, which have weights.
 Combiner = Literal["sum", "mean", "sqrtn"]
 #: The rows of tables for inference, see :func:`torchsparse_rec.nn.quantize`.

@@ -20,7 +20,7 @@ PooledOutput new_output(const Collection& c, const Tensor& like) {
 }
 
 // Pools all lookups: pool(worker, lookup, arguments, positions, argmax) gets block after block, with the table left
-// open; positions and argmax are of mode max. most_bytes: of the rows of a block; prepare(workers) comes before.
+// open; positions and argmax are of extremes. most_bytes: of the rows of a block; prepare(workers) comes before.
 template <class T, class I, class Prepare, class F>
 void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results, int64_t most_bytes,
                  const Prepare& prepare, const F& pool) {
@@ -57,7 +57,7 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
 template <class T, class R>
 void pool_block(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax) {
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  return argmax != nullptr ? loops.pool_max(arguments, positions, argmax) : loops.pool(arguments);
+  return argmax != nullptr ? loops.pool_extremes(arguments, positions, argmax) : loops.pool(arguments);
 }
 
 // ---- Tables with stale rows -----------------------------------------------------------------------------------------
@@ -102,6 +102,7 @@ class CurrentRows {
     located = {block.table,    block.dim,       places_.data(), weights,      starts_.data(),
                block.divisors, block.bags,      block.out,      block.stream,
                /*stride=*/1,   block.out_stride};
+    located.mode = block.mode;
     return true;
   }
 

@@ -13,8 +13,8 @@ struct QuantizedLoops {
   void (*gather)(const uint8_t* table, int64_t dim, const R* rows, int64_t begin, int64_t end, float* out);
   // Of rows with a scale alone: those of half types have RowLoops.
   void (*pool)(const PoolArguments<float, R>& arguments, const uint8_t* table);
-  // Elementwise maximum: a NaN wins over all.
-  void (*pool_max)(const PoolArguments<float, R>& arguments, const uint8_t* table);
+  // Elementwise maximum or minimum: a NaN wins over all.
+  void (*pool_extremes)(const PoolArguments<float, R>& arguments, const uint8_t* table);
 };
 
 template <class F, class R>

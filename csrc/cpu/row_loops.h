@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../checks.h"
 #include "../dispatch.h"
 
 namespace tsr {
@@ -47,6 +48,7 @@ struct PoolArguments {
   int64_t fetch_end = 0;
   bool near = false;         // pool only: see is_near
   acc_t<T>* wide = nullptr;  // where results of half types go that are not to be rounded, in place of out
+  Reduction mode{};          // pool_extremes only
 };
 
 // Whether the second-level cache holds a table whose rows come again and again: fetching them ahead is a third of the
@@ -72,11 +74,11 @@ void fetch_row(const T* row, int64_t dim) {
 template <class T, class R>
 struct RowLoops {
   void (*pool)(const PoolArguments<T, R>& arguments);
-  // Elementwise maximum; the first of equal values wins and a NaN wins over all. argmax [bags, dim] receives
-  // positions[e] of the winning entry, or -1 in an empty bag (whose row is zero).
-  void (*pool_max)(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax);
+  // Elementwise maximum or minimum, by mode; the first of equal values wins and a NaN wins over all. argmax [bags, dim]
+  // receives positions[e] of the winning entry, or -1 in an empty bag (whose row is zero).
+  void (*pool_extremes)(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax);
   // As pool, but element d of an entry counts only where winners[places[e] + d] == positions[e]: the gradient of
-  // pool_max. places null: rows[e] * dim. An entry whose place is negative counts in full.
+  // pool_extremes. places null: rows[e] * dim. An entry whose place is negative counts in full.
   void (*pool_won)(const PoolArguments<T, R>& arguments, const int64_t* positions, const int64_t* winners,
                    const int64_t* places);
 };

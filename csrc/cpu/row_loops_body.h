@@ -214,10 +214,12 @@ static void pool(const PoolArguments<T, R>& arguments) {
 #endif
 }
 
-// ---- pool_max and its gradient --------------------------------------------------------------------------------------
+// ---- pool_extremes and its gradient ---------------------------------------------------------------------------------
 
-template <class T, class R>
-static void pool_max(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
+// Not inlined: the modes' loops, side by side in one function, would be short of registers.
+template <Reduction mode, class T, class R>
+static __attribute__((noinline)) void pool_extremes_by(const PoolArguments<T, R>& a, const int64_t* positions,
+                                                       int64_t* argmax) {
   using A = acc_t<T>;
   const int64_t stride = a.stride == 0 ? a.dim : a.stride, out_stride = a.out_stride == 0 ? a.dim : a.out_stride;
   for (int64_t bag = 0; bag < a.bags; ++bag) {
@@ -234,13 +236,18 @@ static void pool_max(const PoolArguments<T, R>& a, const int64_t* positions, int
       for (int64_t d = 0; d < a.dim; ++d) {
         const A x = static_cast<A>(row[d]), best = static_cast<A>(out[d]);
         // x != x: x is NaN.
-        if (x > best || (x != x && best == best)) {
+        if (is_better<mode>(x, best) || (x != x && best == best)) {
           out[d] = row[d];
           winner[d] = positions[e];
         }
       }
     }
   }
+}
+
+template <class T, class R>
+static void pool_extremes(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
+  with_extreme(a.mode, [&](auto mode) { pool_extremes_by<mode>(a, positions, argmax); });
 }
 
 template <class T, class R>
@@ -308,6 +315,6 @@ static acc_t<T> dot(const T* x, const T* y, int64_t dim) {
 }
 
 template <class T, class R>
-static const RowLoops<T, R> kRowLoops = {pool<T, R>, pool_max<T, R>, pool_won<T, R>};
+static const RowLoops<T, R> kRowLoops = {pool<T, R>, pool_extremes<T, R>, pool_won<T, R>};
 template <class T>
 static const DotLoop<T> kDotLoop = {dot<T>};

@@ -14,6 +14,26 @@ using Vector = typename VectorOf<A, kBytes>::type;
 
 static constexpr int kVectorBytes = TSR_ISA_LEVEL == 2 ? 64 : TSR_ISA_LEVEL == 1 ? 32 : 16;
 
+// Whether x is before best, of numbers or vectors of them.
+template <Reduction mode, class V>
+static inline __attribute__((always_inline)) auto is_better(const V& x, const V& best) {
+  if constexpr (mode == Reduction::kMin) {
+    return x < best;
+  } else {
+    return x > best;
+  }
+}
+
+// Calls f with the mode, which is an extreme, as a constant.
+template <class F>
+static void with_extreme(Reduction mode, const F& f) {
+  if (mode == Reduction::kMin) {
+    f(std::integral_constant<Reduction, Reduction::kMin>());
+  } else {
+    f(std::integral_constant<Reduction, Reduction::kMax>());
+  }
+}
+
 // Half types are widened and narrowed by whole vectors, as torch's own conversions do it element by element: one by one
 // they are longer code than all the rest of a loop.
 template <int kBytes>

@@ -102,7 +102,7 @@ std::tuple<Tensor, Tensor> embedding_bag_cuda(const Tensor& weight, const Tensor
   pooling.padding_idx = padding_idx;
   if (is_extreme(reduction)) {
     const Tensor argmax = call.empty({bags, columns}, ScalarType::Long);
-    pool_max(call, pooling, static_cast<int64_t*>(argmax.data_ptr()));
+    pool_extremes(call, pooling, reduction, static_cast<int64_t*>(argmax.data_ptr()));
     return {out, argmax};
   }
   if (per_sample_weights) pooling.weights = call.data(*per_sample_weights);

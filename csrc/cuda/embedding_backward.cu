@@ -30,7 +30,7 @@ namespace {
 struct WeightGradient {
   RowGroups groups;
   Pooling pooling;  // all but the rows it writes
-  // Mode max: the positions that won, [bags, columns], and the position of each sorted entry.
+  // Of extremes: the positions that won, [bags, columns], and the position of each sorted entry.
   const int64_t* winners = nullptr;
   const int64_t* positions = nullptr;
 };
@@ -56,7 +56,7 @@ __global__ void reciprocals_kernel(const A* divisors, int64_t bags, A* reciproca
 }
 
 // One thread per sorted entry puts its bag in the place of its position. With weights it says what the bag's row
-// counts for the entry's: weight / divisor, zero for a NaN weight; for mode max where the position was.
+// counts for the entry's: weight / divisor, zero for a NaN weight; for extremes where the position was.
 template <class T, class K>
 __global__ void sorted_entries_kernel(K* sorted, int64_t entries, const int64_t* bags, const T* weights,
                                       const acc_t<T>* divisors, ErrorSink errors, acc_t<T>* coefficients,

@@ -27,7 +27,7 @@ std::tuple<Tensor, Tensor> look_up(KeptUploads* uploads, const std::vector<Tenso
     } else {
       pool_lookups<Sum<T, wide>, View>(call, f, in, /*of_extremes=*/false);
     }
-    pool_lookups<Max<T, wide>, View>(call, f, in, /*of_extremes=*/true);
+    pool_lookups<Extreme<T, wide>, View>(call, f, in, /*of_extremes=*/true);
   });
   return {f.out, f.argmax};
 }

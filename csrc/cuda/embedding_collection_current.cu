@@ -96,7 +96,7 @@ std::tuple<Tensor, Tensor> look_up_current(KeptUploads* uploads, const std::vect
       in.optimizer = step_call;
       // Weights of 1 add up to the bits of a plain sum.
       pool_lookups<WeightedSum<A, width>, View, ResultView<A>>(call, f, in, /*of_extremes=*/false);
-      pool_lookups<Max<A, width>, View, ResultView<A>>(call, f, in, /*of_extremes=*/true);
+      pool_lookups<Extreme<A, width>, View, ResultView<A>>(call, f, in, /*of_extremes=*/true);
     });
   });
   return {f.out, f.argmax};

@@ -1,7 +1,7 @@
-// Pooling every lookup of a collection: in one launch, and one more where there are maxima.
+// Pooling every lookup of a collection: in one launch, and one more where there are extremes.
 #pragma once
 #include "embedding_collection.cuh"
-#include "pool_max.cuh"
+#include "pool_extremes.cuh"
 #include "pool_weighted.cuh"
 
 namespace tsr {
@@ -30,7 +30,7 @@ PartInputs<T> inputs_of(const DeviceCall& call, const Forward& f) {
   return in;
 }
 
-// The lookups of mode max, or those of all other modes. width: the columns that a lane owns.
+// The lookups of extremes, or those of all other modes. width: the columns that a lane owns.
 inline PartList forward_parts(const Forward& f, int width, bool of_extremes) {
   const size_t size = f.out.element_size();
   const uint8_t* const first = static_cast<const uint8_t*>(f.out.data_ptr());
@@ -47,13 +47,14 @@ inline PartList forward_parts(const Forward& f, int width, bool of_extremes) {
     part.divisor = divisor_of(lookup.mode);
     part.rows_aligned = moves_wide(part.rows, lookup.dim, lookup.dim, size);
     part.out_aligned = moves_wide(first + part.out, lookup.stride, lookup.dim, size);
-    if (of_extremes) part.argmax = lookup.argmax;
+    part.reduction = lookup.mode;
+    part.argmax = lookup.argmax;
     list.add(part);
   }
   return list;
 }
 
-// One launch: the lookups of mode max, whose Total is Max, or those of all other modes.
+// One launch: the lookups of extremes, whose Total is Extreme, or those of all other modes.
 template <class Total, class View, class LongView = View>
 void pool_lookups(DeviceCall& call, const Forward& f, const typename View::Inputs& in, bool of_extremes) {
   PartList list = forward_parts(f, Total::width, of_extremes);

@@ -48,7 +48,7 @@ struct GroupedLookup {
   int64_t index_bound;
   int64_t padding_idx;
   int64_t output, stride;
-  int64_t argmax;  // where its maxima begin, or -1
+  int64_t argmax;  // where the winners of its extremes begin, or -1
   int64_t dim;
   int64_t divisor;  // where its divisors begin, or -1
 };

@@ -80,8 +80,8 @@ PartInputs<T> inputs_of_groups(const DeviceCall& call, const CollectionGroups& g
   return in;
 }
 
-// What a row's entries add up to: rows of grad, each times its coefficient; of the entries of maxima only the columns
-// that their position won.
+// What a row's entries add up to: rows of grad, each times its coefficient; of the entries of extremes only the
+// columns that their position won.
 template <class T, int width_>
 struct GradientSum : Sum<T, width_> {
   using A = acc_t<T>;

@@ -67,9 +67,9 @@ void pool_sharded_rows(DeviceCall& call, const Pooling& pooling, const ShardedTa
 // The divisor of each bag in the accumulator's type: [bags]. Reads no table.
 const void* pool_divisors(DeviceCall& call, const Pooling& pooling);
 
-// out[b, :] = the maximum of the bag's rows, and argmax[b, :] the position j that it comes from: the first of equals,
-// and NaN is larger than all else. A bag without entries has zero and -1. No weights, no divisor.
-void pool_max(DeviceCall& call, const Pooling& pooling, int64_t* argmax);
+// out[b, :] = the maximum or minimum of the bag's rows, argmax[b, :] the position j that it comes from: the first of
+// equals, and a NaN before all else. A bag without entries has zero and -1. No weights, no divisor.
+void pool_extremes(DeviceCall& call, const Pooling& pooling, Reduction reduction, int64_t* argmax);
 
 // pool_rows, where of row indices[j] only the columns count whose winner, [rows, columns], is positions[j], [entries].
 // No weights, no scales.

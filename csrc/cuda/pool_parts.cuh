@@ -16,13 +16,14 @@ struct Part {
   int64_t row_count = 0;
   int64_t index_bound = 0;  // what a bad index is told to be below
   int64_t padding_idx = -1;
-  // Results begin so many bytes after PartInputs::out, that of bag b at element b * out_stride; those of maxima, [bags,
-  // columns], so many elements after PartInputs::argmax.
+  // Results begin so many bytes after PartInputs::out, that of bag b at element b * out_stride; the winners of extremes,
+  // [bags, columns], so many elements after PartInputs::argmax.
   int64_t out = 0;
   int64_t out_stride = 0;
   int64_t argmax = 0;
   int64_t first_offset = 0;  // where the offsets of the part's bags begin, [bags + 1]
   int64_t bags = 0;
+  Reduction reduction{};  // only for the Totals that say so
   int32_t row_stride = 0;
   int32_t columns = 0;
   Divisor divisor = Divisor::kOne;

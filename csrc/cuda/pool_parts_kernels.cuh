@@ -49,6 +49,7 @@ struct PartView {
   int columns;
   int64_t padding_idx;
   Divisor divisor;
+  Reduction reduction;
   bool rows_aligned;
   Offsets offsets;
   Integers indices;
@@ -68,6 +69,7 @@ struct PartView {
         columns(p.columns),
         padding_idx(p.padding_idx),
         divisor(p.divisor),
+        reduction(p.reduction),
         rows_aligned(p.rows_aligned != 0),
         offsets(offsets_),
         indices(in_.indices),

@@ -2,7 +2,7 @@
 #include "../quantized.h"
 #include "bags.cuh"
 #include "device.cuh"
-#include "pool_max.cuh"
+#include "pool_extremes.cuh"
 #include "pool_weighted.cuh"
 
 namespace tsr {
@@ -119,16 +119,12 @@ struct Decoded : Total {
   };
 };
 
-// Of a maximum nobody wants to know where it comes from.
+// Of an extreme nobody wants to know where it comes from.
 template <int width>
-struct MaxAlone : Max<float, width> {
+struct ExtremeAlone : Extreme<float, width> {
   template <class View>
   __device__ void store(const View& p, int64_t bag, const RowTile& tile) const {
-    if (tile.column >= p.columns) return;
-    Vector<float, width> result;
-#pragma unroll
-    for (int c = 0; c < width; ++c) result.at[c] = this->value[c];
-    p.store_row(bag, tile, result);
+    if (tile.column < p.columns) p.store_row(bag, tile, this->result(p));
   }
 };
 
@@ -160,9 +156,10 @@ Tensor quantized_embedding_bag_cuda(const Tensor& weight, const Tensor& indices,
       using I = typename decltype(tag)::type;
       dispatch_width(pooling.columns, out, pooling.table, [&](auto width) {
         constexpr int w = width.value;
-        const PoolView<float, I> view = view_of<float, I>(call, pooling);
+        PoolView<float, I> view = view_of<float, I>(call, pooling);
+        view.reduction = chosen.reduction;
         if (is_extreme(chosen.reduction)) {
-          launch_pool<Decoded<F, MaxAlone<w>>, MaxAlone<w>>(call, view, pooling.entries);
+          launch_pool<Decoded<F, ExtremeAlone<w>>, ExtremeAlone<w>>(call, view, pooling.entries);
         } else if (per_sample_weights) {
           launch_pool<Decoded<F, WeightedSum<float, w>>, WeightedSum<float, w>>(call, view, pooling.entries);
         } else {

@@ -28,7 +28,7 @@ from samples.row_optimizer import IDLE_RULES, one_of_each_rule
 from samples.sample import Random
 
 from emulation import fixture
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, MIN, SQRTN, SUM
 
 
 def collection(
@@ -46,7 +46,7 @@ LONG = [[3, 300, 0, 1, 129, 17], [0, 1, 2, 700, 16, 128], [1, 1, 1, 1, 1, 1], [2
 SHORT = [[n % 4 for n in range(70)], [1] * 70, [n % 3 for n in range(70)], [2, 150] + [1] * 68]
 TABLES = [(50, 8), (20, 3), (9, 132), (31, 16), (6, 1)]
 PLAIN = [(0, 0, SUM), (1, 1, MEAN), (2, 3, SQRTN), (3, 2, SUM), (1, 0, MEAN), (0, 3, SQRTN), (4, 1, SUM)]
-WITH_MAX = [(0, 0, MAX), (1, 1, MEAN), (2, 3, MAX), (3, 2, SUM), (0, 3, SUM), (1, 1, MAX), (4, 2, MAX)]
+EXTREMES = [(0, 0, MAX), (1, 1, MEAN), (2, 3, MIN), (3, 2, SUM), (0, 3, SUM), (1, 1, MAX), (4, 2, MIN)]
 CASES = [
     collection(TABLES, lookups, lengths, weighted=weighted, side_by_side=side, dtype=dtype, index=index, **more)
     for lookups, lengths, weighted, side, dtype, index, more in [
@@ -54,9 +54,9 @@ CASES = [
         (PLAIN, LONG, True, False, torch.float32, torch.int32, {"padding_idx": (7, -1, 9, 0, 2)}),
         (PLAIN, SHORT, True, True, torch.float64, torch.int64, {"padding_idx": (7, -1, 9, 0, -1)}),
         (PLAIN, SHORT, False, False, torch.float16, torch.int32, {}),
-        (WITH_MAX, LONG, False, False, torch.float32, torch.int64, {"padding_idx": (7, -1, 9, 0, 2)}),
-        (WITH_MAX, SHORT, False, True, torch.bfloat16, torch.int64, {}),
-        (WITH_MAX, LONG, False, True, torch.float64, torch.int32, {}),
+        (EXTREMES, LONG, False, False, torch.float32, torch.int64, {"padding_idx": (7, -1, 9, 0, 2)}),
+        (EXTREMES, SHORT, False, True, torch.bfloat16, torch.int64, {}),
+        (EXTREMES, LONG, False, True, torch.float64, torch.int32, {}),
     ]
 ]
 WANTED = [True, False, True, True, True]

@@ -58,6 +58,7 @@ MUTATIONS = [
         "lookup",
     ),
     Mutation("row_starts.h", "bound", "if (next - id > 1)", "if (next - id > 2)", "lookup"),
+    Mutation("row_vectors_body.h", "sign", "return x < best;", "return x > best;", "embedding"),
     Mutation("row_loops_body.h", "step", "blocks[k] += block[k];", "blocks[k] = block[k];", "embedding"),
     Mutation(
         "embedding_collection_weights_backward.cpp",

@@ -49,8 +49,9 @@ def pooled(
     for start, end in itertools.pairwise(offsets.tolist()):
         kept = [i for i in range(start, end) if ids[i] != padding]
         x = weight[ids[kept].long()]
-        if mode == "max":
-            rows.append(x.max(0).values if kept else x.sum(0))  # of equal maxima the first has all of the gradient
+        if mode in ("max", "min"):
+            # Of equal extremes the first has all of the gradient.
+            rows.append(getattr(x, mode)(0).values if kept else x.sum(0))
             continue
         w = torch.ones(len(kept), dtype=weight.dtype) if factors is None else factors[kept]
         total = (w[:, None] * x).sum(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim
 from torchsparse_rec.nn.configs import PoolingType
+from torchsparse_rec.typing import Pooling
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -218,6 +220,7 @@ def test_names_fields_and_state_are_torchrecs() -> None:
     assert collection.embedding_names() == NAMES
     sequences = nn.EmbeddingCollection([nn.EmbeddingConfig(5, 2, "t", "FP32", ["f"])])
     assert list(sequences.state_dict()) == ["embeddings.t.weight"]
+    assert [x.value.lower() for x in PoolingType] == [*get_args(Pooling)]
     for name in ("SUM", "mean", PoolingType.MEAN, SimpleNamespace(value="MEAN")):
         assert config("t", 2, 2, ["f"], name).pooling in PoolingType
     with pytest.raises(ValueError, match="pooling must be"):

@@ -205,6 +205,7 @@ def test_what_torch_has_no_module_for_is_left():
             "bags": nn.EmbeddingBagCollection([config]),
             "grows": nn.EmbeddingVariable(2),
             "roots": nn.EmbeddingBag(4, 2, mode="sqrtn"),
+            "least": nn.EmbeddingBag(4, 2, mode="min"),
             "own": Own(4, 2),
             "plain": nn.Embedding(4, 2),
         }
@@ -216,6 +217,7 @@ def test_what_torch_has_no_module_for_is_left():
         "bags (EmbeddingBagCollection: torch has no such module)",
         "grows (EmbeddingVariable: torch has no such module)",
         "roots (EmbeddingBag: torch has no mode 'sqrtn')",
+        "least (EmbeddingBag: torch has no mode 'min')",
         "own (Own: a class of its own)",
     ):
         assert part in str(warning.message)

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ from nn.of_torch import pooled
 from pairs import in_pairs
 
 from torchsparse_rec import nn
+from torchsparse_rec.typing import Pooling
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
 GRAD_MODES = ("dense", "sparse")
-POOLINGS = ("sum", "sum-weighted", "mean", "mean-weighted", "sqrtn", "sqrtn-weighted", "max")
+POOLINGS = ("sum", "sum-weighted", "mean", "mean-weighted", "sqrtn", "sqrtn-weighted", "max", "min")
 V, D = 12, 3
 OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # the second and the last bag are empty
 
@@ -50,17 +53,17 @@ def test_agrees_with_the_formulas(pooling, grad_mode, padding_idx, two_d):
 
 
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
-def test_scale_grad_by_freq_divides_by_the_number_of_occurrences(grad_mode, mode):
+def test_scale_grad_by_freq_divides_by_the_number_of_occurrences(grad_mode):
     # The reference is not torch: its CPU kernel divides the third row of ids 0, 1, 1, 2, 2, 2 by 2.
-    plain = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64)
-    scaled = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64, grad_mode=grad_mode, scale_grad_by_freq=True)
-    scaled.load_state_dict(plain.state_dict())
-    cotangent = torch.randn(len(OFFSETS), D, dtype=torch.float64)
-    want = run(lambda: plain(ids(), OFFSETS), [plain.weight], cotangent)[1]
-    got = run(lambda: scaled(ids(), OFFSETS), [scaled.weight], cotangent)[1]
-    count = torch.bincount(ids(), minlength=V).clamp_min(1)
-    torch.testing.assert_close(got, want / count[:, None], rtol=1e-13, atol=1e-13)
+    for mode in get_args(Pooling):
+        plain = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64)
+        scaled = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64, grad_mode=grad_mode, scale_grad_by_freq=True)
+        scaled.load_state_dict(plain.state_dict())
+        cotangent = torch.randn(len(OFFSETS), D, dtype=torch.float64)
+        want = run(partial(plain, ids(), OFFSETS), [plain.weight], cotangent)[1]
+        got = run(partial(scaled, ids(), OFFSETS), [scaled.weight], cotangent)[1]
+        count = torch.bincount(ids(), minlength=V).clamp_min(1)
+        torch.testing.assert_close(got, want / count[:, None], rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("mode", ["mean", "sqrtn"])
@@ -185,5 +188,5 @@ def test_other_bad_input(arguments, message):
 
 @cpu_only
 def test_a_mode_that_there_is_not():
-    with pytest.raises(ValueError, match="mode must be one of 'sum', 'mean', 'sqrtn', 'max', got 'median'"):
+    with pytest.raises(ValueError, match="mode must be one of 'sum', 'mean', .*, got 'median'"):
         nn.EmbeddingBag(V, D, mode="median")

@@ -81,7 +81,7 @@ def test_a_table_that_grows_is_refused_by_the_name_of_its_operator() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max", "min"])
 def test_bags(mode: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tables = [
@@ -96,7 +96,7 @@ def test_bags(mode: str, dtype: torch.dtype) -> None:
     weights[6:9] = torch.tensor([1.0, -1.0, 0.0]).to(dtype)  # a sum of weights of 0, by which nothing is divided
 
     def function(ids: Tensor, starts: Tensor, ends: Tensor, weights: Tensor) -> list[Tensor]:
-        given = [None] if mode == "max" else [None, weights]
+        given = [None] if mode in ("max", "min") else [None, weights]
         results = [table(ids, ends if table.include_last_offset else starts, one) for table in tables for one in given]
         return [*results, tables[0](ids.view(4, 10)), tables[1](ids.int(), starts.int())]
 

@@ -17,11 +17,11 @@ from samples.sample import FLOATS, INDICES
 from torch import Tensor
 
 from torchsparse_rec import ops
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, MEAN, POOLING, SQRTN, SUM
 from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
 _ops = torch.ops.torchsparse_rec
-MODES = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn", MAX: "max"}
+MODES = {number: word for word, number in POOLING.items()}
 DIMS = (1, 2, 3, 7, 16, 64, 130)
 
 
@@ -101,7 +101,7 @@ def check_forward(x: Collection) -> None:
     for part, *lookup in zip(parts_of(x, called(x)), x.tables, x.keys, x.modes, strict=True):
         assert_same_bits(part, single(x, *lookup))
     argmax = _ops.embedding_collection.default(x.weights, *x.inputs, *x.lists, False)[1]
-    assert_same_bits(argmax, x.argmax() if MAX in x.modes else torch.empty(0, dtype=torch.int64))
+    assert_same_bits(argmax, x.argmax() if {*EXTREMES} & {*x.modes} else torch.empty(0, dtype=torch.int64))
 
 
 def table_gradient(x: Collection, table: int) -> tuple[Tensor, Tensor]:
@@ -114,8 +114,8 @@ def table_gradient(x: Collection, table: int) -> tuple[Tensor, Tensor]:
         ids.append(own_ids)
         lengths.append(offsets.diff())
         weights.append(own_weights)
-        if x.modes[lookup] == MAX:
-            bag = (x.weights[table], own_ids, offsets, None, MAX, x.padding_idx[table], False, False)
+        if x.modes[lookup] in EXTREMES:
+            bag = (x.weights[table], own_ids, offsets, None, x.modes[lookup], x.padding_idx[table], False, False)
             winners = _ops.embedding_bag.default(*bag)[1]
             argmax.append(torch.where(winners < 0, winners, winners + begin))
         begin += own_ids.shape[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -12,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import EXTREMES, MAX, POOLING
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
 TABLE = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
 INDICES, OFFSETS = torch.tensor([0, 2, 1, 1]), torch.tensor([0, 2, 2, 4])
-MODES = ("sum", "mean", "sqrtn", "max")
+MODES = tuple(POOLING)
 
 
 def gradient(result: Tensor, wanted: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -49,21 +51,31 @@ def test_entries_are_added_in_order() -> None:
         assert torch.ops.torchsparse_rec.embedding_sparse_backward.default(*arguments)[0].item() == 1.0
 
 
-# ---- Mode max -------------------------------------------------------------------------------------------------------
-
-
-def _argmax(table: Tensor, indices: Tensor, offsets: Tensor, padding_idx: int = -1) -> Tensor:
-    arguments = (table, indices, offsets, None, 3, padding_idx, False, False)
-    return torch.ops.torchsparse_rec.embedding_bag.default(*arguments)[1]
+# ---- Extremes -------------------------------------------------------------------------------------------------------
 
 
 def test_nan_wins_over_everything() -> None:
     table = torch.tensor([[torch.nan], [torch.inf], [-torch.inf]])
-    for order, winner in (([1, 0, 2], 1), ([0, 1, 2], 0), ([2, 0, 0], 1), ([1, 1, 2], 0)):
-        indices, offsets = torch.tensor(order), torch.tensor([0, 3])
-        result = ops.embedding_bag(table, indices, offsets, mode="max")
+    for (order, winner), mode in itertools.product(
+        (([1, 0, 2], 1), ([0, 1, 2], 0), ([2, 0, 0], 1), ([1, 1, 2], 0)), EXTREMES
+    ):
+        signed = table if mode == MAX else -table
+        bag = (signed, torch.tensor(order), torch.tensor([0, 3]), None, mode, -1, False, False)
+        result, argmax = torch.ops.torchsparse_rec.embedding_bag.default(*bag)
         assert result.isnan().item() == (0 in order)
-        assert _argmax(table, indices, offsets).item() == winner
+        assert argmax.item() == winner
+
+
+def test_least_numbers_of_bags() -> None:
+    table = torch.tensor([[3.0, -1.0], [2.0, 5.0], [4.0, -1.0]], requires_grad=True)
+    pooled = ops.embedding_bag(table, torch.tensor([2, 0, 1]), torch.tensor([0, 2, 2, 3]), mode="min")
+    assert pooled.tolist() == [[3.0, -1.0], [0.0, 0.0], [2.0, 5.0]]
+    assert not pooled.signbit()[1].any()
+    assert gradient(pooled, torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), table)[0].tolist() == [
+        [1.0, 0.0],
+        [5.0, 6.0],
+        [0.0, 2.0],  # the first of equals
+    ]
 
 
 def test_argmax_that_is_no_position_wins_nothing() -> None:

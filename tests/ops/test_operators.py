@@ -21,7 +21,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchsparse_rec import ops
-from torchsparse_rec.compat._parity.reference import MAX, REFERENCES, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, REFERENCES, SUM
 
 # Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), those without a
 # CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts), and those
@@ -93,10 +93,10 @@ def test_fake_kernel_of_a_scalar() -> None:
 
 
 def _only_once(sample: Sample) -> bool:
-    """Say whether a lookup's gradients have no derivative: those of weighted bags, of maxima and of collections."""
+    """Say whether a lookup's gradients have no derivative: those of weighted bags, of extremes and of collections."""
     if sample.operator not in ("embedding_bag", "embedding_bag_shards"):
         return sample.operator == "embedding_collection"
-    return sample.arguments[3] is not None or sample.arguments[4] == MAX
+    return sample.arguments[3] is not None or sample.arguments[4] in EXTREMES
 
 
 def _floats(sample: Sample) -> list[Tensor]:

@@ -12,13 +12,13 @@ from samples.sample import Random
 from torch import Tensor
 
 import torchsparse_rec  # noqa: F401  (it loads the operators)
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, REFERENCES, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, MEAN, POOLING, REFERENCES, SQRTN, SUM
 from torchsparse_rec.compat._parity.reference import embedding as reference
 
-MODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}
 # Pairs of mode and weighted, each with an algorithm of its own.
 WEIGHTED = [("sum", True), ("mean", True), ("sqrtn", True)]
-POOLINGS = [(mode, False) for mode in MODES] + WEIGHTED
+# A case of max is one of min, too.
+POOLINGS = [(mode, False) for mode in POOLING if mode != "min"] + WEIGHTED
 ROWS = 40
 PADDING = 7
 # CUDA kernels give several short bags to one team of lanes, take bags from it that are too much for it, and cut bags of
@@ -52,7 +52,7 @@ def _quarters(random: Random, *shape: int, dtype: torch.dtype = torch.float32) -
 
 def _weights(random: Random, entries: int, mode: int, weighted: bool) -> Tensor | None:
     """Return weights from 1/4 to 2, so that no divisor comes near zero."""
-    return random.integers(1, 9, entries, dtype=torch.int64).float() / 4 if weighted and mode != MAX else None
+    return random.integers(1, 9, entries, dtype=torch.int64).float() / 4 if weighted and mode not in EXTREMES else None
 
 
 def _on(device: str, arguments: tuple) -> tuple:
@@ -80,13 +80,14 @@ def _cases(poolings: list[tuple[str, bool]], dims: tuple[int, ...]) -> list:
 @pytest.mark.parametrize("shape, mode, weighted, dim", _cases(POOLINGS, DIMS))
 def test_pooled_bags(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
     indices, offsets, random = _bags(LENGTHS[shape], dim)
-    weights = _weights(random, len(indices), MODES[mode], weighted)
+    weights = _weights(random, len(indices), POOLING[mode], weighted)
     table = _quarters(random, ROWS, dim)
-    arguments = (table, indices, offsets, weights, MODES[mode], PADDING, False, False)
-    actual = _operator("embedding_bag")(*_on(device, arguments))
-    wanted = _wanted("embedding_bag", arguments)
-    _assert_close(actual[0], wanted[0])
-    assert torch.equal(actual[1].cpu(), wanted[1])
+    for number in EXTREMES if mode == "max" else (POOLING[mode],):
+        arguments = (table, indices, offsets, weights, number, PADDING, False, False)
+        actual = _operator("embedding_bag")(*_on(device, arguments))
+        wanted = _wanted("embedding_bag", arguments)
+        _assert_close(actual[0], wanted[0])
+        assert torch.equal(actual[1].cpu(), wanted[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -94,11 +95,12 @@ def test_pooled_bags(shape: str, mode: str, weighted: bool, dim: int, device: st
 def test_pooled_bags_of_other_dtypes(mode: str, dtype: torch.dtype, device: str) -> None:
     indices, offsets, random = _bags(LENGTHS["one_long_among_short"], 1)
     table = _quarters(random, ROWS, 24, dtype=dtype)
-    arguments = (table, indices, offsets, None, MODES[mode], PADDING, False, False)
-    actual = _operator("embedding_bag")(*_on(device, arguments))
-    wanted = _wanted("embedding_bag", arguments)
-    torch.testing.assert_close(actual[0].cpu().double(), wanted[0], rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
-    assert torch.equal(actual[1].cpu(), wanted[1])
+    for number in EXTREMES if mode == "max" else (POOLING[mode],):
+        arguments = (table, indices, offsets, None, number, PADDING, False, False)
+        actual = _operator("embedding_bag")(*_on(device, arguments))
+        wanted = _wanted("embedding_bag", arguments)
+        torch.testing.assert_close(actual[0].cpu().double(), wanted[0], rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+        assert torch.equal(actual[1].cpu(), wanted[1])
 
 
 @pytest.mark.parametrize("shape, mode, weighted, dim", _cases(POOLINGS, (3, 16)))
@@ -106,14 +108,14 @@ def test_gradients_of_bags(shape: str, mode: str, weighted: bool, dim: int, devi
     """Compute both forms of the gradient; many entries name every row, and half of them row 5."""
     indices, offsets, random = _bags(LENGTHS[shape], dim)
     indices[::2] = 5
-    weights = _weights(random, len(indices), MODES[mode], weighted)
+    weights = _weights(random, len(indices), POOLING[mode], weighted)
     grad = _quarters(random, len(offsets) - 1, dim)
     argmax = None
     if mode == "max":
         table = _quarters(random, ROWS, dim)
-        argmax = reference.embedding_bag(table, indices, offsets, None, MAX, PADDING, False, False)[1]
+        argmax = reference.embedding_bag(table, indices, offsets, None, POOLING[mode], PADDING, False, False)[1]
     for by_freq in (False, True):
-        arguments = (grad, indices, offsets, weights, argmax, ROWS, MODES[mode], PADDING, by_freq)
+        arguments = (grad, indices, offsets, weights, argmax, ROWS, POOLING[mode], PADDING, by_freq)
         wanted = _wanted("embedding_dense_backward", arguments)
         _assert_close(_operator("embedding_dense_backward")(*_on(device, arguments)), wanted)
         values, rows = _operator("embedding_sparse_backward")(*_on(device, arguments))
@@ -125,11 +127,11 @@ def test_gradients_of_bags(shape: str, mode: str, weighted: bool, dim: int, devi
 @pytest.mark.parametrize("shape, mode, weighted, dim", _cases(WEIGHTED, (16, 132)))
 def test_gradients_of_weights(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
     indices, offsets, random = _bags(LENGTHS[shape], dim)
-    weights = _weights(random, len(indices), MODES[mode], weighted)
+    weights = _weights(random, len(indices), POOLING[mode], weighted)
     table = _quarters(random, ROWS, dim)
     grad = _quarters(random, len(offsets) - 1, dim)
-    output = reference.embedding_bag(table, indices, offsets, weights, MODES[mode], PADDING, False, False)[0]
-    arguments = (grad, table, indices, offsets, weights, output, MODES[mode], PADDING)
+    output = reference.embedding_bag(table, indices, offsets, weights, POOLING[mode], PADDING, False, False)[0]
+    arguments = (grad, table, indices, offsets, weights, output, POOLING[mode], PADDING)
     actual = _operator("embedding_weights_backward")(*_on(device, arguments))
     _assert_close(actual, _wanted("embedding_weights_backward", arguments))
 
@@ -172,7 +174,7 @@ def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: s
     weights = None if mode == "max" else random.floats(len(indices), dtype=torch.float32)
     table = random.floats(ROWS, 8, dtype=torch.float32)
     arguments = _on(device, (table, indices, offsets, weights))
-    together = _operator("embedding_bag")(*arguments, MODES[mode], PADDING, False, False)[0].cpu()
+    together = _operator("embedding_bag")(*arguments, POOLING[mode], PADDING, False, False)[0].cpu()
     sizes = offsets.diff().tolist()
     for bag in [sizes.index(size) for size in set(sizes)]:
         begin, end = int(offsets[bag]), int(offsets[bag + 1])
@@ -182,7 +184,7 @@ def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: s
             torch.tensor([0, end - begin]),
             None if weights is None else weights[begin:end],
         )
-        alone = _operator("embedding_bag")(*_on(device, one), MODES[mode], PADDING, False, False)[0].cpu()
+        alone = _operator("embedding_bag")(*_on(device, one), POOLING[mode], PADDING, False, False)[0].cpu()
         assert torch.equal(alone[0].view(torch.int32), together[bag].view(torch.int32)), bag
 
 
@@ -196,7 +198,7 @@ def test_columns_have_the_same_bits_in_any_company(dim: int, mode: str, weighted
     table = random.floats(5000, 132, dtype=torch.float32)
 
     def pooled(rows: int, columns: int, padding: int) -> Tensor:
-        arguments = (table[:rows, :columns], indices, offsets, weights, MODES[mode], padding, False, False)
+        arguments = (table[:rows, :columns], indices, offsets, weights, POOLING[mode], padding, False, False)
         return _operator("embedding_bag")(*arguments)[0][:, :dim].view(torch.int32)
 
     for padding in (-1, PADDING, ROWS):  # none, some, and one that no entry has
@@ -218,11 +220,11 @@ def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mod
         result = function(*arrays)
         return torch.from_numpy(result[0] if isinstance(result, tuple) else result)
 
-    output = in_float32(reference.embedding_bag, table, indices, offsets, w, MODES[mode], -1, False, False)
-    bag = (grad, indices, offsets, w, None, 2, MODES[mode], -1, False)
+    output = in_float32(reference.embedding_bag, table, indices, offsets, w, POOLING[mode], -1, False, False)
+    bag = (grad, indices, offsets, w, None, 2, POOLING[mode], -1, False)
     actual = _operator("embedding_dense_backward")(*_on(device, bag))
     torch.testing.assert_close(actual.cpu(), in_float32(reference.embedding_dense_backward, *bag), equal_nan=True)
-    entries = (grad, table, indices, offsets, w, output, MODES[mode], -1)
+    entries = (grad, table, indices, offsets, w, output, POOLING[mode], -1)
     actual = _operator("embedding_weights_backward")(*_on(device, entries))
     torch.testing.assert_close(actual.cpu(), in_float32(reference.embedding_weights_backward, *entries), equal_nan=True)
 

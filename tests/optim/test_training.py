@@ -38,11 +38,17 @@ CHOICES = ((*MODES, "changing"), POOLINGS, WEIGHTED, KINDS)
 
 
 def is_possible(optimizer: str, mode: str, pooling: str, weighted: bool, kind: str) -> bool:
-    """Say whether a configuration is possible: with maxima and single rows there are no weights."""
+    """Say whether a configuration is possible: with extremes and single rows there are no weights."""
     return not (weighted and pooling in ("max", "rows"))
 
 
-FOUND = pairwise(OPTIMIZERS, *CHOICES, allowed=is_possible)
+def every_other_minimum(found: list[tuple]) -> list[tuple]:
+    """Make every other configuration of max one of min."""
+    of_max = [chosen for chosen in found if chosen[2] == "max"][::2]
+    return [(*chosen[:2], "min", *chosen[3:]) if chosen in of_max else chosen for chosen in found]
+
+
+FOUND = every_other_minimum(pairwise(OPTIMIZERS, *CHOICES, allowed=is_possible))
 OTHERS = [name for name in BY_NAME if name not in OPTIMIZERS]
 CHOSEN = FOUND + [(name, *FOUND[number][1:]) for number, name in enumerate(OTHERS)]
 
@@ -75,8 +81,8 @@ def pooled_densely(weight: Tensor, batch: Batch, pooling: str) -> Tensor:
     if pooling == "rows":
         return x
     x = x.view(BAGS, LENGTH, -1)
-    if pooling == "max":
-        return x.max(1).values  # of equal maxima the first one, which gets all of the gradient
+    if pooling in ("max", "min"):
+        return getattr(x, pooling)(1).values  # of equal extremes the first one, which gets all of the gradient
     w = torch.ones(BAGS * LENGTH) if batch.weights is None else batch.weights
     w = w.to(weight.dtype).view(BAGS, LENGTH, 1)
     total = (w * x).sum(1)

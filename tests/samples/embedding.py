@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from samples.sample import DIMENSIONS, FLOATS, INDICES, PRESENT_ROWS, REDUCTIONS, Family, Random, Sample
+from samples.sample import DIMENSIONS, FLOATS, INDICES, PRESENT_ROWS, Family, Random, Sample
 from torch import Tensor
 
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, MAX, MEAN, MIN, POOLING, SQRTN, SUM
 from torchsparse_rec.compat._parity.reference.embedding import embedding_bag
 
 
@@ -98,8 +98,8 @@ def _bag_problems() -> Iterator[_Bags]:
     yield _random_bags("uneven", rows=90, lengths=(300, 0, 1, 200, 7, 0, 120), dim=5, weighted=True, seed=8)
 
 
-def _max_problems() -> Iterator[_Bags]:
-    """Yield lookups with ties, infinities and NaN, for mode max."""
+def _extreme_problems() -> Iterator[_Bags]:
+    """Yield lookups with ties, infinities and NaN."""
     for dtype in FLOATS:
         table = torch.tensor([[1.0, 5.0, -0.0], [1.0, 2.0, 0.0], [-3.0, 5.0, 0.0]], dtype=dtype)
         name = str(dtype).removeprefix("torch.")
@@ -109,35 +109,49 @@ def _max_problems() -> Iterator[_Bags]:
         table = table.clone()
         table[0, 0], table[1, 2], table[2, 2], table[2, 1] = torch.nan, torch.nan, torch.nan, torch.inf
         yield _Bags(f"nan_{name}", table, *bags, None, -1, grad)
-        lowest = torch.full((3, 3), -torch.inf, dtype=dtype)
-        yield _Bags(f"minus_infinity_{name}", lowest, *bags, None, 1, grad)
+        infinite = torch.tensor([[-torch.inf, torch.inf, -torch.inf]], dtype=dtype).repeat(3, 1)
+        yield _Bags(f"infinities_{name}", infinite, *bags, None, 1, grad)
 
 
 def bag_modes() -> Iterator[tuple[_Bags, int, bool]]:
-    """Yield every problem with every mode it allows, and alternating ``scale_grad_by_freq``."""
-    problems = [(problem, mode) for problem in _bag_problems() for mode in (SUM, MEAN, SQRTN, MAX)]
-    problems += [(problem, MAX) for problem in _max_problems()]
+    """Yield every problem with every mode it allows but one extreme, with alternating ``scale_grad_by_freq``."""
+    sums, extremes = [mode for mode in POOLING.values() if mode not in EXTREMES], itertools.cycle(EXTREMES)
+    problems: list[tuple[_Bags, int | None]] = []
+    for problem in _bag_problems():
+        problems += [(problem, mode) for mode in sums]
+        problems += [(problem, None if problem.weights is not None else next(extremes))]
+    # Three problems for each dtype: each has both modes.
+    problems += zip(_extreme_problems(), extremes, strict=False)
     for i, (problem, mode) in enumerate(problems):
-        if mode != MAX or problem.weights is None:
+        if mode is not None:
             yield problem, mode, i % 3 == 0
 
 
 def _argmax(problem: _Bags, mode: int) -> Tensor | None:
-    """Return the argmax that the forward gives the backward in mode max, from the reference."""
-    if mode != MAX:
+    """Return the argmax that the forward gives the backward of an extreme, from the reference."""
+    if mode not in EXTREMES:
         return None
-    bag = (problem.weight, problem.indices, problem.offsets, None, MAX, problem.padding_idx, False, False)
+    bag = (problem.weight, problem.indices, problem.offsets, None, mode, problem.padding_idx, False, False)
     return embedding_bag(*bag)[1]
 
 
+_WORDS = {number: word for word, number in POOLING.items()}
+
+
 def mode_word(mode: int, by_frequency: bool) -> str:
-    return (REDUCTIONS | {MAX: "max"})[mode] + ("-by_frequency" if by_frequency else "")
+    return _WORDS[mode] + ("-by_frequency" if by_frequency else "")
+
+
+def is_representative(problem: _Bags, mode: int) -> bool:
+    if problem.name == "empty_first_and_last":
+        return mode == MIN
+    return problem.representative and mode in (MEAN, MAX)
 
 
 def bag_samples(operator: str) -> Iterator[Sample]:
     for problem, mode, freq in bag_modes():
         arguments = (problem.weight, problem.indices, problem.offsets, problem.weights, mode, problem.padding_idx)
-        representative = problem.representative and mode in (MEAN, MAX)
+        representative = is_representative(problem, mode)
         yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}", (*arguments, freq, False), representative)
         if _is_also_by_starts(problem):
             starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], freq, False, False)
@@ -153,7 +167,7 @@ def backward_samples(operator: str) -> Iterator[Sample]:
     for problem, mode, freq in bag_modes():
         inputs = (problem.grad, problem.indices, problem.offsets, problem.weights, _argmax(problem, mode))
         arguments = (*inputs, problem.weight.shape[0], mode, problem.padding_idx, freq)
-        representative = problem.representative and mode in (MEAN, MAX)
+        representative = is_representative(problem, mode)
         yield Sample(operator, f"{problem.name}-{mode_word(mode, freq)}", arguments, representative)
         if _is_also_by_starts(problem):
             starts = (*arguments[:2], problem.offsets[:-1], *arguments[3:], False)
@@ -200,8 +214,8 @@ def embedding_samples(operator: str) -> Iterator[Sample]:
 
 
 def _smooth_bags() -> Iterator[tuple[_Bags, int, bool]]:
-    for weighted, mode, beyond in itertools.product((False, True), (SUM, MEAN, SQRTN, MAX), (False, True)):
-        if weighted and mode == MAX:
+    for weighted, mode, beyond in itertools.product((False, True), POOLING.values(), (False, True)):
+        if weighted and mode in EXTREMES:
             continue
         problem = _random_bags(
             "beyond" if beyond else "smooth",
@@ -224,7 +238,7 @@ def gradient_bag_samples(operator: str) -> Iterator[Sample]:
         if operator == "embedding_bag":
             # scale_grad_by_freq is not the derivative of anything: the operator itself is checked without it.
             yield Sample(operator, word, (problem.weight, *bag, mode, problem.padding_idx, False, False))
-        elif problem.weights is None and mode != MAX:
+        elif problem.weights is None and mode not in EXTREMES:
             inputs = (problem.grad, *bag, None, problem.weight.shape[0])
             yield Sample(operator, word, (*inputs, mode, problem.padding_idx, freq))
     if operator.endswith(("dense_backward", "sparse_backward")):

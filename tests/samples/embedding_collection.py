@@ -11,7 +11,7 @@ from samples.row_optimizer import IDLE_RULES, OTHER_RULES, changing, last_steps_
 from samples.sample import FLOATS, INDICES, PRESENT_ROWS, Family, Random, Sample
 from torch import Tensor
 
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, MAX, MEAN, MIN, SQRTN, SUM
 from torchsparse_rec.compat._parity.reference.embedding_collection import (
     embedding_collection,
     embedding_collection_current,
@@ -51,8 +51,8 @@ class Collection:
         return [x.shape[0] for x in self.weights], [x.shape[1] for x in self.weights]
 
     def argmax(self, weights: list[Tensor] | None = None) -> Tensor | None:
-        """Return the argmax that the forward gives the backward in mode max, from the reference."""
-        if MAX not in self.modes:
+        """Return the argmax that the forward gives the backward of extremes, from the reference."""
+        if not {*EXTREMES} & {*self.modes}:
             return None
         return embedding_collection(weights or self.weights, *self.inputs, *self.lists, False)[1]
 
@@ -134,7 +134,7 @@ SHARED = {"tables": (0, 2, 0, 1, 2), "keys": (0, 2, 1, 1, 0), "modes": (SUM, MEA
 
 def collections() -> Iterator[Collection]:
     yield _by_hand(representative=True)
-    yield random_collection("max", modes=(MAX, MEAN, MAX), representative=True, side_by_side=False, seed=1)
+    yield random_collection("max", modes=(MAX, MEAN, MIN), representative=True, side_by_side=False, seed=1)
     yield random_collection("weighted", weighted=True, padding_idx=(2, 5, -1), representative=True, seed=2)
     yield random_collection("sequences", modes=(SUM,) * 3, bags=(4, 0, 7), most=None, side_by_side=False, seed=3)
     flavours = itertools.cycle(itertools.product((False, True), (True, False), (-1, 4)))
@@ -145,7 +145,7 @@ def collections() -> Iterator[Collection]:
         flavour = {"dtype": dtype, "index": index, "offset": offset, "side_by_side": side_by_side, "seed": seed}
         flavour |= {"dims": next(dims), "padding_idx": (padding, -1, padding)}
         yield random_collection(f"{name}_shared", weighted=weighted, **flavour, **SHARED)
-        yield random_collection(f"{name}_max", **flavour, **(SHARED | {"modes": (MAX, SUM, MAX, MAX, MEAN)}))
+        yield random_collection(f"{name}_max", **flavour, **(SHARED | {"modes": (MAX, SUM, MIN, MAX, MEAN)}))
     yield random_collection("bags_of_their_own", bags=(2, 9, 0), side_by_side=False, weighted=True)
     yield random_collection("not_all_wanted", wanted=(True, False, True), **SHARED)
     yield random_collection("none_wanted", wanted=(False, False, False))
@@ -258,7 +258,7 @@ def _smooth() -> Iterator[Collection]:
     for side_by_side in (True, False):
         word = "side_by_side" if side_by_side else "flat"
         flavour = usual | {"side_by_side": side_by_side, "padding_idx": (4, 4)}
-        yield random_collection(f"max_{word}", modes=(MAX, SUM, MEAN), **flavour)
+        yield random_collection(f"max_{word}", modes=(MAX, SUM, MIN), **flavour)
         weighted = random_collection(f"weighted_{word}", modes=(SUM, MEAN, SQRTN), weighted=True, **flavour)
         weights = Random(5).floats(*weighted.indices.shape, dtype=torch.float64) + 3
         yield replace(weighted, per_sample_weights=weights)

@@ -27,7 +27,7 @@ from samples.row_optimizer import RULES, last_steps_for, states_for
 from samples.sample import Random, Sample, families
 from torch import Tensor
 
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import EXTREMES, MAX, MEAN, SQRTN, SUM
 
 # ---- Samples --------------------------------------------------------------------------------------------------------
 
@@ -51,11 +51,11 @@ def _bag(operator: str, size: Size, mode: int, weighted: bool, numbers: Callable
     forward = (table, indices, offsets, weights, mode, padding, False, False)
     if operator == "embedding_bag":
         return Sample(operator, str(size), forward)
-    needs_output = mode == MAX or operator == "embedding_weights_backward"
+    needs_output = mode in EXTREMES or operator == "embedding_weights_backward"
     output, argmax = torch.ops.torchsparse_rec.embedding_bag.default(*forward) if needs_output else (None, None)
     if operator == "embedding_weights_backward":
         return Sample(operator, str(size), (grad, table, indices, offsets, weights, output, mode, padding))
-    argmax = argmax if mode == MAX else None
+    argmax = argmax if mode in EXTREMES else None
     return Sample(
         operator, str(size), (grad, indices, offsets, weights, argmax, size.rows, mode, padding, mode == MEAN)
     )

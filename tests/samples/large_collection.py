@@ -12,7 +12,7 @@ from samples.embedding_collection import Collection, random_collection
 from samples.large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of
 from samples.sample import Family, Sample
 
-from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, MIN, SQRTN, SUM
 
 ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0])
 _ops = torch.ops.torchsparse_rec
@@ -25,7 +25,7 @@ def _mixed_collection(bags: int, weighted: bool, side_by_side: bool) -> Collecti
         dims=(16, 130, 1, 33),
         tables=(0, 1, 2, 3, 0, 2),
         keys=(0, 1, 2, 2, 1, 0),
-        modes=(MEAN, SUM, SQRTN, SUM, SUM, MEAN) if weighted else (MEAN, SUM, SQRTN, MAX, MAX, SUM),
+        modes=(MEAN, SUM, SQRTN, SUM, SUM, MEAN) if weighted else (MEAN, SUM, SQRTN, MAX, MIN, SUM),
         bags=(bags,) * 3 if side_by_side else (bags, bags // 2, 3 * bags),
         padding_idx=(4, -1, 3 * bags, -1),
         most=9,

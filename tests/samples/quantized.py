@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from samples.embedding import bag_modes, mode_word
+from samples.embedding import bag_modes, is_representative, mode_word
 from samples.large_sizes import Build, Size, floats_of, ids_of, offsets_of
 from samples.sample import DIMENSIONS, INDICES, Family, Random, Sample
 from torch import Tensor
@@ -51,7 +51,7 @@ def bag_samples(operator: str) -> Iterator[Sample]:
             bags = (problem.indices, problem.offsets, problem.weights, row_format.bits, mode, problem.padding_idx)
             table = packed_rows(problem.weight, rows)
             name = f"{rows}-{problem.name}-{mode_word(mode, False)}"
-            representative = problem.representative and mode in (MEAN, MAX) and rows != "float16"
+            representative = is_representative(problem, mode) and rows != "float16"
             yield Sample(operator, name, (table, *bags), representative)
             if problem.name in ("by_hand", "by_hand_weighted", "uneven", "only_empty_bags"):
                 starts = (table, bags[0], problem.offsets[:-1], *bags[2:])

@@ -29,6 +29,7 @@ class PoolingType(enum.Enum):
     MEAN = "MEAN"
     SQRTN = "SQRTN"
     MAX = "MAX"
+    MIN = "MIN"
 
 
 # The dtypes by the values of TorchRec's DataType.
@@ -96,8 +97,8 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     A table whose lookups are pooled.
 
     Args:
-        pooling: a :class:`PoolingType`, TorchRec's, or its name in any case: ``"sum"`` (the default), ``"mean"``,
-            ``"sqrtn"`` or ``"max"``. All other arguments: as for :class:`BaseEmbeddingConfig`.
+        pooling: a :class:`PoolingType`, TorchRec's, or its name in any case. Default ``"sum"``. All other arguments:
+            as for :class:`BaseEmbeddingConfig`.
 
     Source: ``torchrec.modules.embedding_configs.EmbeddingBagConfig``.
 

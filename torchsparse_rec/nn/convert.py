@@ -22,6 +22,7 @@ __all__ = ["convert", "explain", "revert", "use_optimizer"]
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
+_MODES_OF_TORCH = ("sum", "mean", "max")
 
 _CONVERTED: dict[type, type[GradModeMixin]] = {torch.nn.Embedding: Embedding, torch.nn.EmbeddingBag: EmbeddingBag}
 
@@ -84,7 +85,7 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
 
     All rows are brought up to date first; the conversion changes no bit of them. What :func:`convert` keeps is kept
     here too; gradients then follow ``sparse``. Tables for which torch has no module stay unchanged, and a warning names
-    them: collections, tables that grow, mode ``"sqrtn"``. A warning also says if nothing was changed.
+    them: collections, tables that grow, modes that torch lacks. A warning also says if nothing was changed.
 
     Args:
         model: the model, or a table itself.
@@ -161,7 +162,8 @@ def _why_not_converted(module: torch.nn.Module) -> str | None:
 def _why_not_reverted(module: torch.nn.Module) -> str | None:
     if _theirs(type(module)) is None:
         return "torch has no such module" if type(module).__module__.startswith(_PACKAGE) else "a class of its own"
-    return "torch has no mode 'sqrtn'" if getattr(module, "mode", None) == "sqrtn" else None
+    mode = getattr(module, "mode", "sum")
+    return None if mode in _MODES_OF_TORCH else f"torch has no mode {mode!r}"
 
 
 @cache

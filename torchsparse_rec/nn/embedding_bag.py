@@ -66,8 +66,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
     """
     :class:`torch.nn.EmbeddingBag` with TensorFlow's combiners and a choice of gradient layout.
 
-    Beyond torch: the mode ``"sqrtn"``; ``per_sample_weights`` in every mode but max, with TensorFlow's meaning and a
-    gradient; sparse gradients in mode max; checked offsets.
+    Beyond torch: modes; ``per_sample_weights`` in all but those of extremes, with TensorFlow's meaning and a gradient;
+    sparse gradients in mode max; checked offsets.
 
     Args:
         num_embeddings: rows of the table.
@@ -81,8 +81,9 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
 
             * ``"sum"``: ``sum(w x)``;
             * ``"mean"`` (default): ``sum(w x) / sum(w)``;
-            * ``"sqrtn"``: ``sum(w x) / sqrt(sum(w^2))``;
+            * ``"sqrtn"``: ``sum(w x) / sqrt(sum(w^2))``, which torch lacks;
             * ``"max"``: the elementwise maximum, without weights. A NaN wins; in torch only the first of a bag does.
+            * ``"min"``: the elementwise minimum, without weights, which torch lacks. A NaN wins.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
         _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one.
         include_last_offset: whether ``offsets`` has one element more than there are bags: the end of the last bag,
@@ -100,7 +101,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
 
     Raises:
         IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
-        ValueError: bad offsets, NaN weights, weights in mode max; wrong shapes, dtypes, modes.
+        ValueError: bad offsets, NaN weights, weights with an extreme; wrong shapes, dtypes, modes.
 
     Source: ``torch.nn.EmbeddingBag``, ``tf.nn.embedding_lookup_sparse``.
 

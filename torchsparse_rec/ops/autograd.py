@@ -169,7 +169,7 @@ def _transformed(name: str, backward: Callable[..., Any], setup_context: Callabl
 def no_second_derivative(name: str) -> RuntimeError:
     """Return the error for a gradient that is differentiated again: torch's bags have no second derivative either."""
     return RuntimeError(
-        f"{name}: weighted bags, maxima and collections have no second derivatives: look rows up with ops.embedding"
+        f"{name}: weighted bags, extremes and collections have no second derivatives: look rows up with ops.embedding"
         " and pool them with ops.segment_sum, ops.segment_max and their like"
     )
 

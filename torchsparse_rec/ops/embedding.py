@@ -87,29 +87,27 @@ def embedding_bag(
     """
     Look up rows of a table and pool them per bag, in one pass: bag ``b`` is ``indices[offsets[b] : offsets[b + 1]]``.
 
-    With ``x_i = weight[indices[i]]`` and ``w_i = per_sample_weights[i]`` (1 without weights), a bag's result is ``sum(w
-    x)`` (sum), ``sum(w x) / sum(w)`` (mean), ``sum(w x) / sqrt(sum(w^2))`` (sqrtn) or the elementwise maximum (max,
-    without weights). In the maximum a NaN wins, in torch only at the bag's first place. An empty bag and a zero
-    denominator give zeros.
+    A bag's result is that of :class:`torchsparse_rec.nn.EmbeddingBag` in its mode: a sum, perhaps divided, or an
+    elementwise extreme of the bag's rows. An empty bag and a zero denominator give zeros.
 
     Args:
         weight: ``[V, D]``, float16, bfloat16 (summed in float32, rounded once), float32 or float64.
         indices: ``[N]``, int32 or int64, in ``[0, V)``.
         offsets: ``[B + 1]``, int32 or int64, not decreasing, from 0 to ``N``.
         per_sample_weights: ``[N]``, with the dtype of ``weight``.
-        mode: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``.
+        mode: a mode of :class:`torchsparse_rec.nn.EmbeddingBag`. Default ``"sum"``.
         padding_idx: a row whose entries are left out of the bags and receive no gradient. ``V``, which is no row, is
             allowed too: then the index ``V`` marks entries to leave out.
         scale_grad_by_freq: whether to divide each row's gradient by the number of its occurrences in ``indices``.
         sparse: the argument of :func:`embedding`.
 
     Returns:
-        ``[B, D]``. Differentiable in ``weight`` and ``per_sample_weights``: once with weights or in mode max, else
+        ``[B, D]``. Differentiable in ``weight`` and ``per_sample_weights``: once with weights or of an extreme, else
         twice.
 
     Raises:
         IndexError: an index outside ``[0, V)``, named with its position.
-        ValueError: bad offsets, NaN weights, weights in mode max; wrong shapes, dtypes or devices.
+        ValueError: bad offsets, NaN weights, weights with an extreme; wrong shapes, dtypes or devices.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
 
@@ -368,7 +366,7 @@ def _transposed(ctx, table: Tensor, indices: Tensor, padding_idx: int) -> Tensor
     """
     Differentiate ``<table, backward(grad)>`` with respect to ``grad``.
 
-    Without weights and maxima the backward is linear in ``grad``, and its transpose is the lookup itself, in ``table``.
+    Without weights and extremes the backward is linear in ``grad``; its transpose is the lookup itself, in ``table``.
     """
     if ctx.scale_grad_by_freq:
         # Padding may be the row after the last.

@@ -53,9 +53,9 @@ def embedding_collection(
             and ``bags`` holds the number of ids of each key.
         tables: the number of the table in ``weights`` that each lookup reads.
         keys: the number of the key that each lookup pools.
-        modes: the mode of each lookup: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``; without ``offsets`` ``"sum"``.
+        modes: the mode of each lookup, as of :class:`torchsparse_rec.nn.EmbeddingBag`; without ``offsets`` ``"sum"``.
         bags: the number of bags of each key.
-        per_sample_weights: ``[N]``, with the dtype of ``weights``; not with mode max.
+        per_sample_weights: ``[N]``, with the dtype of ``weights``; not with extremes.
         padding_idx: the row of each table whose entries are left out of the bags and receive no gradient, or None;
             default: none has one.
         side_by_side: whether to put the lookups' columns side by side; else their results follow one another.
@@ -69,7 +69,7 @@ def embedding_collection(
 
     Raises:
         IndexError: an index outside its table, named with its position.
-        ValueError: bad offsets, NaN weights, weights in mode max; lists that do not fit each other, and wrong shapes,
+        ValueError: bad offsets, NaN weights, weights with an extreme; lists that do not fit each other; wrong shapes,
             dtypes or devices.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).

@@ -179,7 +179,7 @@ def quantized_embedding_bag(
         offsets: ``[B + 1]``, int32 or int64, not decreasing, from 0 to ``N``.
         rows: the table's format, as of :func:`quantize_rows`.
         per_sample_weights: ``[N]``, float32, without a gradient.
-        mode: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``.
+        mode: a mode of :class:`torchsparse_rec.nn.EmbeddingBag`. Default ``"sum"``.
         padding_idx: a row whose entries are left out of the bags.
 
     Returns:
@@ -188,7 +188,7 @@ def quantized_embedding_bag(
     Raises:
         IndexError: an index outside ``[0, V)``, named with its position.
         RuntimeError: ``per_sample_weights`` that require a gradient.
-        ValueError: bad offsets, NaN weights, weights in mode max; wrong shapes, dtypes or devices.
+        ValueError: bad offsets, NaN weights, weights with an extreme; wrong shapes, dtypes or devices.
 
     Source: ``torch.ops.quantized.embedding_bag_byte_rowwise_offsets``.
 

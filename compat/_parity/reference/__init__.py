@@ -15,9 +15,10 @@ from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
 
+from .embedding import EXTREMES, POOLING
 from .numbers import MAX, MEAN, MIN, PROD, SQRTN, SUM
 
-__all__ = ["MAX", "MEAN", "MIN", "PROD", "REFERENCES", "SQRTN", "SUM"]
+__all__ = ["EXTREMES", "MAX", "MEAN", "MIN", "POOLING", "PROD", "REFERENCES", "SQRTN", "SUM"]
 
 _FAMILIES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 

@@ -6,8 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .numbers import MAX, MEAN, SQRTN, SUM, on_tensors
+from .numbers import MAX, MEAN, MIN, SQRTN, SUM, on_tensors
 from .segment import segment_reduce
+
+#: The modes of bags, by the words that lookups take.
+POOLING = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "min": MIN}
+#: Those whose elements come from one row each.
+EXTREMES = (MAX, MIN)
 
 
 class Entries(NamedTuple):
@@ -67,10 +72,10 @@ def embedding_bag(
     offsets = offsets if include_last_offset else np.append(offsets, len(indices))
     places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
     size = len(offsets) - 1
-    if mode != MAX:
+    if mode not in EXTREMES:
         return segment_reduce(factors[:, None] * weight[rows], bags, None, size, SUM), np.empty(0, np.int64)
     # A NaN wins over all; among equal numbers the first wins.
-    best = segment_reduce(weight[rows], bags, None, size, MAX)
+    best = segment_reduce(weight[rows], bags, None, size, mode)
     argmax = np.full(best.shape, -1)
     for i, row, bag in zip(places[::-1], rows[::-1], bags[::-1], strict=True):
         wins = (weight[row] == best[bag]) | np.isnan(weight[row])
@@ -94,7 +99,7 @@ def embedding_dense_backward(
     offsets = all_offsets(offsets, indices, include_last_offset)
     places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
     received = factors[:, None] * grad[bags]
-    if mode == MAX and argmax is not None:
+    if mode in EXTREMES and argmax is not None:
         received = np.where(argmax[bags] == places[:, None], grad[bags], 0)
     out = segment_reduce(received, rows, None, num_embeddings, SUM)
     if scale_grad_by_freq:

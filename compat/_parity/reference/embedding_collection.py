@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from . import embedding
-from .numbers import MAX, accumulator
+from .embedding import EXTREMES
+from .numbers import accumulator
 from .row_optimizer import row_optimizer_make_current_, row_optimizer_update_
 
 
@@ -98,10 +99,10 @@ def embedding_collection_current(
 
 
 def _argmax_parts(argmax: Tensor | None, dims: list[int], indices: Tensor, offsets: Tensor | None, lists: tuple):
-    """Yield for each lookup of mode max its part, with positions in its own ids, and None for the others."""
+    """Yield for each lookup of an extreme its part, with positions in its own ids, and None for the others."""
     begin = 0
     for lookup in _lookups(indices, offsets, lists):
-        if lookup.mode != MAX:
+        if lookup.mode not in EXTREMES:
             yield None
             continue
         assert argmax is not None

@@ -1,4 +1,4 @@
-#include "pool_max.cuh"
+#include "pool_extremes.cuh"
 
 namespace tsr {
 namespace {
@@ -24,13 +24,14 @@ struct WonSum : Sum<T, width_> {
 
 }  // namespace
 
-void pool_max(DeviceCall& call, const Pooling& pooling, int64_t* argmax) {
+void pool_extremes(DeviceCall& call, const Pooling& pooling, Reduction reduction, int64_t* argmax) {
   dispatch_pooling(call, pooling, [&](auto value_tag, auto index_tag, auto width) {
     using T = typename decltype(value_tag)::type;
     using I = typename decltype(index_tag)::type;
     PoolView<T, I> view = view_of<T, I>(call, pooling);
+    view.reduction = reduction;
     view.argmax = argmax;
-    launch_pool<Max<T, width.value>>(call, view, pooling.entries);
+    launch_pool<Extreme<T, width.value>>(call, view, pooling.entries);
   });
 }
 
