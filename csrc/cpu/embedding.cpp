@@ -41,7 +41,7 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
                    arguments.table = table;
                    arguments.out = out + b * dim;
                    if (is_extreme(reduction)) {
-                     loops.pool_extremes(arguments, scratch.positions.data(), argmax + b * dim);
+                     loops.pool_extremes[reduction](arguments, scratch.positions.data(), argmax + b * dim);
                    } else {
                      loops.pool(arguments);
                    }

@@ -117,7 +117,6 @@ void for_each_block_of(const Bags<T, I>& bags, int64_t first, int64_t end, int64
     arguments.dim = dim;
     arguments.stream = stream;
     arguments.near = near;
-    arguments.mode = reduction;
     pool_block(b, arguments);
   }
 }

@@ -55,9 +55,9 @@ void pool_blocks(const CollectionInput<T, I>& input, const PooledOutput& results
 }
 
 template <class T, class R>
-void pool_block(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax) {
+void pool_block(Reduction mode, const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax) {
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  return argmax != nullptr ? loops.pool_extremes(arguments, positions, argmax) : loops.pool(arguments);
+  return is_extreme(mode) ? loops.pool_extremes[mode](arguments, positions, argmax) : loops.pool(arguments);
 }
 
 // ---- Tables with stale rows -----------------------------------------------------------------------------------------
@@ -102,7 +102,6 @@ class CurrentRows {
     located = {block.table,    block.dim,       places_.data(), weights,      starts_.data(),
                block.divisors, block.bags,      block.out,      block.stream,
                /*stride=*/1,   block.out_stride};
-    located.mode = block.mode;
     return true;
   }
 
@@ -129,7 +128,7 @@ std::tuple<Tensor, Tensor> look_up(NothingKept*, const std::vector<Tensor>& weig
           input, results, /*most_bytes=*/INT64_MAX, [](int64_t) {},
           [&](int64_t, const CollectionLookup& lookup, auto arguments, const int64_t* positions, int64_t* argmax) {
             arguments.table = pointers[lookup.table];
-            pool_block(arguments, positions, argmax);
+            pool_block(lookup.mode, arguments, positions, argmax);
           });
     });
   });
@@ -173,9 +172,9 @@ std::tuple<Tensor, Tensor> look_up_current(NothingKept*, const std::vector<Tenso
             PoolArguments<T, int64_t> located{};
             const RowStepper<T>& stepper = steppers[static_cast<size_t>(lookup.table)];
             if (current[static_cast<size_t>(worker)]->locate(stepper, arguments, located)) {
-              pool_block(located, positions, argmax);
+              pool_block(lookup.mode, located, positions, argmax);
             } else {
-              pool_block(arguments, positions, argmax);
+              pool_block(lookup.mode, arguments, positions, argmax);
             }
           });
     });

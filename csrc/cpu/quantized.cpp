@@ -105,7 +105,7 @@ Tensor quantized_embedding_bag_cpu(const Tensor& weight_, const Tensor& indices_
       const Bags<float, I> pooled(indices.const_data_ptr<I>(), weights ? weights->const_data_ptr<float>() : nullptr,
                                   padding_idx, std::move(starts), chosen.count);
       const auto& loops = quantized_loops<F, R>();
-      const auto pool = is_extreme(chosen.reduction) ? loops.pool_extremes
+      const auto pool = is_extreme(chosen.reduction) ? loops.pool_extremes[chosen.reduction]
                         : loops.pool != nullptr      ? loops.pool
                                                      : pool_halves<F, R>;
       for_each_block(pooled, dim, weight.size(0), chosen.reduction, first_bad, first_nan,

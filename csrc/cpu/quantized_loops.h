@@ -14,7 +14,7 @@ struct QuantizedLoops {
   // Of rows with a scale alone: those of half types have RowLoops.
   void (*pool)(const PoolArguments<float, R>& arguments, const uint8_t* table);
   // Elementwise maximum or minimum: a NaN wins over all.
-  void (*pool_extremes)(const PoolArguments<float, R>& arguments, const uint8_t* table);
+  OfExtremes<void (*)(const PoolArguments<float, R>& arguments, const uint8_t* table)> pool_extremes;
 };
 
 template <class F, class R>

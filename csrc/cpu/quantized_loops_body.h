@@ -280,8 +280,8 @@ static void pool(const PoolArguments<float, R>& arguments, const uint8_t* table)
 #endif
 }
 
-template <class F, Reduction mode, class R>
-static void pool_extremes_by(const PoolArguments<float, R>& a, const uint8_t* table) {
+template <Reduction mode, class F, class R>
+static void pool_extremes(const PoolArguments<float, R>& a, const uint8_t* table) {
   for (int64_t b = 0; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1], row = b * a.dim;
     for_columns<float, 1>(0, a.dim, [&](const auto& columns) __attribute__((always_inline)) {
@@ -290,8 +290,7 @@ static void pool_extremes_by(const PoolArguments<float, R>& a, const uint8_t* ta
       V best[kCount] = {};
       for (int64_t e = begin; e < end; ++e) {
         decode<F>(row_at<F>(table, a.dim, a.rows[e]), a.dim, columns, [&](int k, V x) __attribute__((always_inline)) {
-          // x != x: x is NaN.
-          const auto wins = is_better<mode>(x, best[k]) | ((x != x) & (best[k] == best[k]));
+          const auto wins = is_better<mode>(x, best[k]);
           best[k] = e == begin ? x : wins ? x : best[k];
         });
       }
@@ -300,15 +299,10 @@ static void pool_extremes_by(const PoolArguments<float, R>& a, const uint8_t* ta
   }
 }
 
-template <class F, class R>
-static void pool_extremes(const PoolArguments<float, R>& a, const uint8_t* table) {
-  with_extreme(a.mode, [&](auto mode) { pool_extremes_by<F, mode>(a, table); });
-}
-
-template <class F, class R>
-static constexpr QuantizedLoops<F, R> loops() {
-  if constexpr (kIsScaled<F>) return {gather<F, R>, pool<F, R>, pool_extremes<F, R>};
-  return {gather<F, R>, nullptr, pool_extremes<F, R>};
+template <class F, class R, size_t... k>
+static constexpr QuantizedLoops<F, R> loops(std::index_sequence<k...>) {
+  if constexpr (kIsScaled<F>) return {gather<F, R>, pool<F, R>, {{pool_extremes<kExtremes[k], F, R>...}}};
+  return {gather<F, R>, nullptr, {{pool_extremes<kExtremes[k], F, R>...}}};
 }
 template <class F, class R>
-static const QuantizedLoops<F, R> kQuantizedLoops = loops<F, R>();
+static const QuantizedLoops<F, R> kQuantizedLoops = loops<F, R>(std::make_index_sequence<std::size(kExtremes)>());

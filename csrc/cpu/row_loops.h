@@ -48,7 +48,6 @@ struct PoolArguments {
   int64_t fetch_end = 0;
   bool near = false;         // pool only: see is_near
   acc_t<T>* wide = nullptr;  // where results of half types go that are not to be rounded, in place of out
-  Reduction mode{};          // pool_extremes only
 };
 
 // Whether the second-level cache holds a table whose rows come again and again: fetching them ahead is a third of the
@@ -71,14 +70,26 @@ void fetch_row(const T* row, int64_t dim) {
   for (int64_t b = 0; b < size; b += 64) __builtin_prefetch(bytes + b);
 }
 
+// The modes that are extremes, and a loop of each.
+constexpr Reduction kExtremes[] = {Reduction::kMax, Reduction::kMin};
+
+template <class F>
+struct OfExtremes {
+  F loops[std::size(kExtremes)];
+
+  F operator[](Reduction mode) const {
+    return loops[std::find(std::begin(kExtremes), std::end(kExtremes), mode) - std::begin(kExtremes)];
+  }
+};
+
 template <class T, class R>
 struct RowLoops {
   void (*pool)(const PoolArguments<T, R>& arguments);
-  // Elementwise maximum or minimum, by mode; the first of equal values wins and a NaN wins over all. argmax [bags, dim]
-  // receives positions[e] of the winning entry, or -1 in an empty bag (whose row is zero).
-  void (*pool_extremes)(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax);
+  // Elementwise maximum or minimum; the first of equal values wins and a NaN wins over all. argmax [bags, dim] receives
+  // positions[e] of the winning entry, or -1 in an empty bag (whose row is zero).
+  OfExtremes<void (*)(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax)> pool_extremes;
   // As pool, but element d of an entry counts only where winners[places[e] + d] == positions[e]: the gradient of
-  // pool_extremes. places null: rows[e] * dim. An entry whose place is negative counts in full.
+  // extremes. places null: rows[e] * dim. An entry whose place is negative counts in full.
   void (*pool_won)(const PoolArguments<T, R>& arguments, const int64_t* positions, const int64_t* winners,
                    const int64_t* places);
 };

@@ -214,12 +214,10 @@ static void pool(const PoolArguments<T, R>& arguments) {
 #endif
 }
 
-// ---- pool_extremes and its gradient ---------------------------------------------------------------------------------
+// ---- Extremes and their gradient ------------------------------------------------------------------------------------
 
-// Not inlined: the modes' loops, side by side in one function, would be short of registers.
 template <Reduction mode, class T, class R>
-static __attribute__((noinline)) void pool_extremes_by(const PoolArguments<T, R>& a, const int64_t* positions,
-                                                       int64_t* argmax) {
+static void pool_extremes(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
   using A = acc_t<T>;
   const int64_t stride = a.stride == 0 ? a.dim : a.stride, out_stride = a.out_stride == 0 ? a.dim : a.out_stride;
   for (int64_t bag = 0; bag < a.bags; ++bag) {
@@ -235,19 +233,13 @@ static __attribute__((noinline)) void pool_extremes_by(const PoolArguments<T, R>
       const T* row = a.table + static_cast<int64_t>(a.rows[e]) * stride;
       for (int64_t d = 0; d < a.dim; ++d) {
         const A x = static_cast<A>(row[d]), best = static_cast<A>(out[d]);
-        // x != x: x is NaN.
-        if (is_better<mode>(x, best) || (x != x && best == best)) {
+        if (is_better<mode>(x, best)) {
           out[d] = row[d];
           winner[d] = positions[e];
         }
       }
     }
   }
-}
-
-template <class T, class R>
-static void pool_extremes(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
-  with_extreme(a.mode, [&](auto mode) { pool_extremes_by<mode>(a, positions, argmax); });
 }
 
 template <class T, class R>
@@ -314,7 +306,11 @@ static acc_t<T> dot(const T* x, const T* y, int64_t dim) {
   return lanes[0];
 }
 
+template <class T, class R, size_t... k>
+static constexpr RowLoops<T, R> loops(std::index_sequence<k...>) {
+  return {pool<T, R>, {{pool_extremes<kExtremes[k], T, R>...}}, pool_won<T, R>};
+}
 template <class T, class R>
-static const RowLoops<T, R> kRowLoops = {pool<T, R>, pool_extremes<T, R>, pool_won<T, R>};
+static const RowLoops<T, R> kRowLoops = loops<T, R>(std::make_index_sequence<std::size(kExtremes)>());
 template <class T>
 static const DotLoop<T> kDotLoop = {dot<T>};

@@ -14,23 +14,16 @@ using Vector = typename VectorOf<A, kBytes>::type;
 
 static constexpr int kVectorBytes = TSR_ISA_LEVEL == 2 ? 64 : TSR_ISA_LEVEL == 1 ? 32 : 16;
 
-// Whether x is before best, of numbers or vectors of them.
+// Whether x takes the place of best, of numbers or vectors of them; a NaN, of which x != x, wins over all. One
+// expression of all comparisons is one branch.
 template <Reduction mode, class V>
 static inline __attribute__((always_inline)) auto is_better(const V& x, const V& best) {
-  if constexpr (mode == Reduction::kMin) {
-    return x < best;
+  const V& more = mode == Reduction::kMin ? best : x;
+  const V& less = mode == Reduction::kMin ? x : best;
+  if constexpr (std::is_arithmetic_v<V>) {
+    return more > less || (x != x && best == best);
   } else {
-    return x > best;
-  }
-}
-
-// Calls f with the mode, which is an extreme, as a constant.
-template <class F>
-static void with_extreme(Reduction mode, const F& f) {
-  if (mode == Reduction::kMin) {
-    f(std::integral_constant<Reduction, Reduction::kMin>());
-  } else {
-    f(std::integral_constant<Reduction, Reduction::kMax>());
+    return (more > less) | ((x != x) & (best == best));
   }
 }
 

@@ -47,7 +47,7 @@ FAULTS = {
         )
     ],
     "row_starts.h": [("bound", "if (next - id > 1)", "if (next - id > 2)", "lookup")],
-    "row_vectors_body.h": [("sign", "return x < best;", "return x > best;", "embedding")],
+    "row_vectors_body.h": [("sign", "kMin ? best : x", "kMin ? x : x", "embedding")],
     "row_loops_body.h": [("step", "blocks[k] += block[k];", "blocks[k] = block[k];", "embedding")],
     "embedding_collection_weights_backward.cpp": [
         ("step", "sum = l == 0 ? value : sum + value;", "sum = value;", "collection")
