@@ -106,8 +106,8 @@ def feature_column_to_tensorflow(column: features.Column) -> Any:
         A column of ``tf.feature_column``.
 
     Raises:
-        ValueError: for a shared embedding, a normalizer, an initializer that has no configuration, or a column that
-            needs ``adapt()`` first.
+        ValueError: for a shared embedding, a normalizer, an initializer that has no configuration, a table that grows,
+            or a column that needs ``adapt()`` first.
 
     Example:
         >>> from torchsparse_rec.features import categorical_column_with_identity
@@ -131,8 +131,10 @@ def _arguments(column: Any, tf: Any) -> dict[str, Any]:
     found = {}
     for field in fields(column):
         value = getattr(column, field.name)
-        if field.name in _OWN:
+        if field.name in _OWN or (field.name == "ev_option" and value is None):
             continue
+        if field.name == "ev_option":
+            raise ValueError(f"column {column.name!r}: ev_option must be None: TensorFlow's tables do not grow")
         if field.name == "normalizer_fn" and value is not None:
             raise ValueError(
                 f"column {column.name!r}: normalizer_fn must be None, got {value!r}: it takes tensors of torch"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchsparse_rec import features, initializers
+from torchsparse_rec import features, initializers, variable
 from torchsparse_rec.compat import keras as ours
 from torchsparse_rec.compat.converters import (
     feature_column_to_tensorflow,
@@ -85,6 +85,12 @@ def test_what_has_no_counterpart_is_refused(tensorflow):
     assert FeatureTransform([converted])({"x": [4.0]}).dense.item() == 2.0
     for column, message in (
         (features.numeric_column("x", normalizer_fn=features.Log()), "normalizer_fn must be None"),
+        (
+            features.embedding_column(
+                features.categorical_column_with_identity("x", 9), 2, ev_option=variable.EmbeddingVariableOption()
+            ),
+            "column 'x_embedding': ev_option must be None",
+        ),
         (features.embedding_column(USER, 2, initializer=torch.nn.init.zeros_), "initializer must be one of"),
         (features.shared_embeddings([USER], 2)[0], "outside of a graph"),
         (features.categorical_column_with_vocabulary_list("x"), "adapt"),
