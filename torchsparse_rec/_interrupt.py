@@ -47,7 +47,9 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
         # Python drops what a ``__del__`` or a weak reference's callback raises: the command has not seen it.
         if came and unraisable.exc_type is KeyboardInterrupt:
             came.clear()
-            threading.Timer(_AGAIN, signal.raise_signal, (signal.SIGINT,)).start()
+            again = threading.Timer(_AGAIN, signal.raise_signal, (signal.SIGINT,))
+            again.daemon = True  # a command that ends meanwhile has ended
+            again.start()
         else:
             sys.__unraisablehook__(unraisable)
 

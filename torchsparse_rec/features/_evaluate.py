@@ -89,7 +89,8 @@ class Evaluation:
         raw = raw.of_strings() if wanted == "string" else raw
         if raw.kind == wanted:
             if isinstance(column, EmbeddingCategoricalColumn) and isinstance(raw.values, Tensor):
-                as_ids(f"column {column.name!r}", raw.values)  # an id that int64 does not have is an error
+                if raw.values.dtype == torch.uint64:  # an id that int64 does not have is an error
+                    as_ids(f"column {column.name!r}", raw.values)
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"

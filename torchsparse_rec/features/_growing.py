@@ -19,9 +19,8 @@ _OPTIONS = {name: x for name, x in vars(variable).items() if isinstance(x, type)
 
 def growing_option(column: Any) -> variable.EmbeddingVariableOption | None:
     """Return the options of the table that a column of ids or an embedding column has; None: its size is fixed."""
-    found = getattr(column, "ev_option", None)
-    parents = column.parents() if found is None and hasattr(column, "categorical_column") else []
-    return found if not parents else growing_option(parents[0])
+    option, ids = getattr(column, "ev_option", None), getattr(column, "categorical_column", None)
+    return growing_option(ids) if option is None and ids is not None else option
 
 
 def first_rows(column: Any, option: variable.EmbeddingVariableOption | None) -> int:

@@ -46,12 +46,15 @@ def place_of_id(message: str, x: Any, configs: Sequence[Any]) -> str:
         configs: the configs of the collection's tables.
 
     Returns:
-        The end of a message; an empty string if the error is about something else.
+        The end of a message; an empty string if the error is about something else, or may be of an earlier lookup, as
+        on CUDA.
     """
     found = re.search(r"indices\[(\d+)\] must be in \[0, (\d+)\), got (-?\d+)$", message)
-    if found is None or int(x.values()[int(found[1])]) != int(found[3]):
+    if found is None or x.values().device.type != "cpu":
         return ""
     place, rows = int(found[1]), int(found[2])
+    if x.values()[place : place + 1].tolist() != [int(found[3])]:
+        return ""
     bag = int(torch.searchsorted(x.offsets(), place, right=True)) - 1
     for key, bags in zip(x.keys(), x.stride_per_key(), strict=True):
         if bag < bags:

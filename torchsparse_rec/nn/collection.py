@@ -224,7 +224,10 @@ class Collection(HasGradMode):
         try:
             return x, ids, self._look_up(places, ids, lengths)
         except IndexError as error:
-            raise IndexError(f"{error}{place_of_id(str(error), x, self._configs)}") from None
+            place = place_of_id(str(error), x, self._configs)
+            if not place:
+                raise
+            raise IndexError(f"{error}{place}") from None
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
