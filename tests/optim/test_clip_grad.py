@@ -11,6 +11,7 @@ from torchsparse_rec import optim
 
 IDS = torch.tensor([5, 3, 5, 9])
 NORMS = [2.0, 1.0, math.inf]
+CLIPS = [optim.clip_grad_norm_, torch.nn.utils.clip_grad_norm_]
 
 
 def parameters(dtype=torch.float32):
@@ -34,9 +35,10 @@ def as_dense(parameter):
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e4, math.inf])  # transformers' Trainer asks for a norm by inf
 @pytest.mark.parametrize("norm_type", NORMS)
-def test_norms(norm_type, max_norm):
+@pytest.mark.parametrize("clip", CLIPS)
+def test_norms(clip, norm_type, max_norm):
     mine, dense = parameters()
-    got = optim.clip_grad_norm_(iter(mine), max_norm, norm_type)
+    got = clip(iter(mine), max_norm, norm_type)
     expected = torch.nn.utils.clip_grad_norm_(dense, max_norm, norm_type)
     assert got.shape == () and torch.allclose(got, expected)
     for one, other in zip(mine, dense, strict=True):
@@ -51,9 +53,10 @@ def test_values():
         assert torch.allclose(as_dense(one), other.grad)
 
 
-def test_half_gradients():
+@pytest.mark.parametrize("clip", CLIPS)
+def test_half_gradients(clip):
     mine, dense = parameters(torch.float16)
-    got = optim.clip_grad_norm_(mine, 0.5)
+    got = clip(mine, 0.5)
     expected = torch.nn.utils.clip_grad_norm_(dense, 0.5)
     assert got.dtype == expected.dtype and torch.allclose(got, expected, rtol=1e-2)
     assert mine[0].grad.dtype == torch.float16 and torch.allclose(as_dense(mine[0]), dense[0].grad, rtol=1e-2)
@@ -79,16 +82,28 @@ def test_one_parameter_none_and_no_gradient():
 
 
 @pytest.mark.parametrize("norm_type", NORMS)
-def test_gradients_without_rows_count_as_zeros(norm_type):
+@pytest.mark.parametrize("clip", CLIPS)
+def test_gradients_without_rows_count_as_zeros(clip, norm_type):
     """Clip the gradient of a table that a batch has not looked up, of which torch computes no largest element."""
     mine, dense = parameters()
     nothing = torch.sparse_coo_tensor(IDS[None, :0], torch.zeros(0, DIM), mine[0].shape, check_invariants=True)
     mine[1].grad, dense[1].grad = nothing, nothing.to_dense()
-    got = optim.clip_grad_norm_(mine, 0.5, norm_type)
+    got = clip(mine, 0.5, norm_type)
     assert torch.allclose(got, torch.nn.utils.clip_grad_norm_(dense, 0.5, norm_type))
     for one, other in zip(mine, dense, strict=True):
         assert torch.allclose(as_dense(one), other.grad, rtol=1e-5, atol=1e-7)
-    assert optim.clip_grad_norm_(mine[1], 0.5, norm_type) == 0
+    assert clip(mine[1], 0.5, norm_type) == 0
+
+
+def test_the_norm_of_a_sparse_tensor_is_that_of_all_its_elements():
+    """Refuse the norms that torch's operator may be asked for and clipping never asks for; they would be others."""
+    mine, dense = parameters()
+    assert torch.linalg.vector_norm(mine[0].grad, 3).allclose(torch.linalg.vector_norm(dense[0].grad, 3))
+    wide = torch.linalg.vector_norm(mine[0].grad, dtype=torch.float64)
+    assert wide.dtype == torch.float64 and wide.allclose(torch.linalg.vector_norm(dense[0].grad.double()))
+    for wrong in ({"ord": -1}, {"dim": 0}, {"keepdim": True}):
+        with pytest.raises(NotImplementedError, match=r"vector_norm of a sparse tensor takes neither dim, keepdim nor"):
+            torch.linalg.vector_norm(mine[0].grad, **wrong)
 
 
 @pytest.mark.parametrize("where", range(3))
