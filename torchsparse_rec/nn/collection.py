@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -100,6 +100,8 @@ class Collection(HasGradMode):
     """
 
     _children: str
+    # Whether the mode is the default, which goes by the device.
+    _by_device: bool = False
     # A call's inputs: its features as one tensor, the place of each of the collection's among them, and their ids.
     inputs_of: Callable[..., tuple[KeyedJaggedTensor, list[int], Ids]]
 
@@ -108,7 +110,7 @@ class Collection(HasGradMode):
         configs: Sequence[Any],
         modes: Sequence[int],
         device: torch.device | str | None,
-        grad_mode: GradMode | None,
+        grad_mode: GradMode | Literal["default"] | None,
     ) -> None:
         super().__init__()
         _check_configs(type(self).__name__, configs)
@@ -139,7 +141,8 @@ class Collection(HasGradMode):
             variable._lock = lock
         self._in_order = list(range(len(self._features)))
         self._init_fused()
-        self.grad_mode = grad_mode
+        self.grad_mode = grad_mode if grad_mode != "default" else self._default_mode()
+        self._by_device = grad_mode == "default"
 
     def embedding_names(self) -> list[str]:
         """Return the names of the results, in order."""
@@ -149,6 +152,17 @@ class Collection(HasGradMode):
     def device(self) -> torch.device:
         """The device where the tables are now. TorchRec's property names the device where they were made."""
         return self._tables[0].stored_weight().device
+
+    def _default_mode(self) -> GradMode | None:
+        """Return the mode of collections whose user has named none. On CUDA nobody has measured ``"auto"`` yet."""
+        return None if self.device.type == "cuda" else "auto"
+
+    def _apply(self, fn: Any, recurse: bool = True):
+        result = super()._apply(fn, recurse)
+        if self._by_device and self._grad_mode != self._default_mode():
+            self.grad_mode = self._default_mode()
+            self._by_device = True
+        return result
 
     @property
     def _tables(self) -> list[CollectionTable | EmbeddingVariable]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,9 +31,9 @@ class EmbeddingBagCollection(Collection):
             several tables may share a feature, and several features a table.
         is_weighted: whether the features come with weights, one for each id. Default False: weights are ignored.
         device: the device on which the tables are made. Default: torch's default device.
-        grad_mode: the layout of the tables' gradients.
+        grad_mode: the layout of the tables' gradients. Default: ``"auto"``, and on CUDA ``None``.
 
-            * ``None`` (default) and ``"dense"``: strided;
+            * ``None`` and ``"dense"``: strided;
             * ``"sparse"``: COO with unique, sorted rows;
             * ``"fused"``: no gradient. ``backward()`` updates the rows that occur, with an optimizer of
               :mod:`torchsparse_rec.optim` made with ``in_backward=True``, see :class:`Embedding`;
@@ -77,7 +77,7 @@ class EmbeddingBagCollection(Collection):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         *,
-        grad_mode: GradMode | None = None,
+        grad_mode: GradMode | Literal["default"] | None = "default",
     ) -> None:
         modes = [POOLING[as_pooling(config.pooling).value.lower()] for config in tables]
         super().__init__(tables, modes, device, grad_mode)
@@ -188,7 +188,7 @@ class EmbeddingCollection(Collection):
         device: torch.device | str | None = None,
         need_indices: bool = False,
         *,
-        grad_mode: GradMode | None = None,
+        grad_mode: GradMode | Literal["default"] | None = "default",
     ) -> None:
         super().__init__(tables, [SUM] * len(tables), device, grad_mode)
         self._need_indices = need_indices

@@ -42,7 +42,7 @@ class HasGradMode(FusedOwner):
     def grad_mode(self, value: GradMode | None) -> None:
         if value not in GRAD_MODES:
             raise ValueError(f"grad_mode must be one of {', '.join(map(repr, GRAD_MODES))}, got {value!r}")
-        self._grad_mode = value
+        self._grad_mode, self._by_device = value, False
         for weight in self.stored_weights():
             table_of(weight).mark_owned()
             table_of(weight).flush()
