@@ -9,7 +9,7 @@ Example:
     >>> def table(rows: int, grad_mode: GradMode | None = None) -> nn.Embedding:
     ...     return nn.Embedding(rows, 16, grad_mode=grad_mode)
     >>> table(9, "sparse")
-    Embedding(9, 16, grad_mode='sparse')
+    Embedding(9, 16, grad_mode='sparse', 576 bytes)
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from clients.of_torch import IDS, resumed
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchsparse_rec import nn, optim
+from torchsparse_rec import nn
 
 CLIP = 0.1
 
@@ -42,7 +42,7 @@ def loader() -> DataLoader:
 # ---- Lightning -------------------------------------------------------------------------------------------------------
 
 
-def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, **arguments: Any) -> Results:
+def lightning(side: Side, callbacks: tuple[Any, ...] = (), **arguments: Any) -> Results:
     """Train by Lightning's Trainer, with a LightningModule as in its documentation."""
     import lightning.pytorch as pl
 
@@ -63,7 +63,7 @@ def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, *
                 "lr_scheduler": {"scheduler": side.schedule(optimizer), "interval": "step"},
             }
 
-    module = Module() if module is None else module(Module)
+    module = Module()
     quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     with tempfile.TemporaryDirectory() as folder:
         quiet |= {"enable_checkpointing": False, "default_root_dir": folder}
@@ -79,20 +79,6 @@ def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, *
 def lightning_clipped(side: Side) -> Results:
     """Train with the ``gradient_clip_val`` of Lightning's Trainer."""
     return lightning(side, gradient_clip_val=CLIP)
-
-
-def lightning_clipped_by_ours(side: Side) -> Results:
-    """Clip by ours in Lightning's hook for other ways of clipping."""
-
-    def module(base: Any) -> Any:
-        class Clipping(base):
-            def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-                clip = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
-                clip(self.parameters(), CLIP)
-
-        return Clipping()
-
-    return lightning(side, module=module)
 
 
 def lightning_average(side: Side) -> Results:
@@ -138,12 +124,6 @@ def accelerate_clipped(side: Side) -> Results:
     return accelerate(side, lambda accelerator, parameters: accelerator.clip_grad_norm_(parameters, CLIP))
 
 
-def accelerate_clipped_by_ours(side: Side) -> Results:
-    """Clip by ours in accelerate's loop."""
-    clip = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
-    return accelerate(side, lambda _, parameters: clip(parameters, CLIP))
-
-
 def accelerate_accumulated(side: Side) -> Results:
     """Accumulate gradients by accelerate."""
     return accelerate(side, accumulate=2)
@@ -152,7 +132,7 @@ def accelerate_accumulated(side: Side) -> Results:
 # ---- transformers' Trainer -------------------------------------------------------------------------------------------
 
 
-def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Results:
+def trainer(side: Side, clip: float = CLIP) -> Results:
     """Train by transformers' Trainer, with ``optimizers=`` as for any optimizer that it does not make itself."""
     import transformers
 
@@ -185,8 +165,6 @@ def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Resu
             model=module, args=arguments, train_dataset=examples, optimizers=(optimizer, side.schedule(optimizer))
         )
         its.remove_callback(transformers.PrinterCallback)
-        if clip_grad_norm_ is not None:
-            its.accelerator.clip_grad_norm_ = clip_grad_norm_
         its.train()
         its.save_model(folder)
         from safetensors.torch import load_file
@@ -199,11 +177,6 @@ def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Resu
 def trainer_unclipped(side: Side) -> Results:
     """Train by transformers' Trainer with ``max_grad_norm=0``."""
     return trainer(side, 0.0)
-
-
-def trainer_clipped_by_ours(side: Side) -> Results:
-    """Clip by ours in the place of the accelerator's function, which the Trainer also calls for the norm alone."""
-    return trainer(side, clip_grad_norm_=optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_)
 
 
 # ---- Files and programs ----------------------------------------------------------------------------------------------
@@ -278,25 +251,21 @@ def torchao_optimizer(side: Side) -> Results:
 
 _LIGHTNING, _TRANSFORMERS = ("lightning",), ("transformers", "accelerate")
 _ONNX = ("onnx", "onnxruntime", "onnxscript")
-_TRAINER = "`trainer.accelerator.clip_grad_norm_ = optim.clip_grad_norm_`: it asks for the norm in any case"
-_CLIPPING = "`optim.clip_grad_norm_` in "
+_CLIPPING = "under `fused` nothing can be clipped: another `grad_mode`"
 CLIENTS = [
     Client("Lightning", lightning, _LIGHTNING),
-    Client(
-        "Lightning, `gradient_clip_val`",
-        lightning_clipped,
-        _LIGHTNING,
-        way=_CLIPPING + "the module's `configure_gradient_clipping`",
-    ),
-    Client("Lightning, our clipping in `configure_gradient_clipping`", lightning_clipped_by_ours, _LIGHTNING),
+    Client("Lightning, `gradient_clip_val`", lightning_clipped, _LIGHTNING, way=_CLIPPING),
     Client("Lightning, `WeightAveraging`", lightning_average, _LIGHTNING),
     Client("accelerate", accelerate, ("accelerate",)),
-    Client("accelerate, `clip_grad_norm_`", accelerate_clipped, ("accelerate",), way=_CLIPPING + "its place"),
-    Client("accelerate, our clipping", accelerate_clipped_by_ours, ("accelerate",)),
+    Client("accelerate, `clip_grad_norm_`", accelerate_clipped, ("accelerate",), way=_CLIPPING),
     Client("accelerate, `accumulate`", accelerate_accumulated, ("accelerate",)),
-    Client("Trainer, its default clipping", trainer, _TRANSFORMERS, way=_TRAINER),
-    Client("Trainer, `max_grad_norm=0`", trainer_unclipped, _TRANSFORMERS, way=_TRAINER),
-    Client("Trainer, our clipping in its accelerator", trainer_clipped_by_ours, _TRANSFORMERS),
+    Client("Trainer, its default clipping", trainer, _TRANSFORMERS, way=_CLIPPING),
+    Client(
+        "Trainer, `max_grad_norm=0`",
+        trainer_unclipped,
+        _TRANSFORMERS,
+        way=_CLIPPING + ". Trainer asks for the norm in any case",
+    ),
     Client("safetensors", safetensors, ("safetensors",)),
     Client("ONNX", onnx, _ONNX, way="the translations of `torchsparse_rec.onnx`, or `nn.revert(model)` before it"),
     Client("ONNX, our translations", onnx_translated, (*_ONNX, "torchsparse_rec.onnx")),

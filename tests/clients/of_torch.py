@@ -335,7 +335,6 @@ def stepped_by_torch(side: Side) -> Results:
 
 _BY_IDS = "torch's `AveragedModel`, in which tables that grow are averaged by ids"
 _IN_EVAL = "for tables that grow: `model.eval()` before it, since rows of new ids would be lost"
-_BY_OURS = "`optim.clip_grad_norm_`, which takes COO gradients; under `fused` nothing can be clipped"
 CLIENTS = [
     Client("a loop of one's own", training),
     Client("EMA (`AveragedModel`)", ema),
@@ -366,7 +365,7 @@ CLIENTS = [
         dcp_saved,
         way="for tables that grow: `torch.save`, or `checkpoint.save` and `checkpoint.load`",
     ),
-    Client("torch's `clip_grad_norm_`", clipped, way=_BY_OURS),
+    Client("torch's `clip_grad_norm_`", clipped, way="under `fused` nothing can be clipped: another `grad_mode`"),
     Client("our `optim.clip_grad_norm_`", clipped_by_ours),
     Client("gradient accumulation", accumulated, way="one `backward()` of the sum of the losses, or another mode"),
     Client("`GradScaler`", scaled),

@@ -117,7 +117,7 @@ def test_constructor_and_repr_follow_torch():
     for name in torch.nn.Embedding.__constants__:
         assert getattr(ours, name) == getattr(theirs, name)
     assert repr(ours) == repr(theirs)
-    assert repr(nn.Embedding(5, 3, grad_mode="auto")) == "Embedding(5, 3, grad_mode='auto')"
+    assert repr(nn.Embedding(5, 3, grad_mode="auto")) == "Embedding(5, 3, grad_mode='auto', 60 bytes)"
     assert isinstance(ours, torch.nn.Embedding)
 
 

@@ -275,6 +275,23 @@ def test_growth_between_lookup_and_backward(grad_mode: str, dtype: torch.dtype, 
         assert grown.equal(whole)
 
 
+@pytest.mark.parametrize("grad_mode", ["sparse", "dense"])
+def test_optimizers_of_torch_that_keep_states_by_row_are_refused(grad_mode: Any) -> None:
+    """A row may have another key later: torch's optimizers would give it the states of the key before."""
+    table = EmbeddingVariable(2, name="users", grad_mode=grad_mode)
+    makers = {name: getattr(torch.optim, name) for name in ("Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam")}
+    for name, make in {**makers, "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)}.items():
+        optimizer = make(list(table.parameters()))
+        table(torch.tensor([7])).sum().backward()
+        with pytest.raises(RuntimeError, match=rf"'users': torch.optim.{name} keeps its states by row.*torchsparse_rec"):
+            optimizer.step()
+        optimizer.zero_grad()
+    before = table.lookup(torch.tensor([7]))
+    table(torch.tensor([7])).sum().backward()
+    torch.optim.SGD(table.parameters(), lr=0.1).step()
+    assert (before - table.lookup(torch.tensor([7]))).allclose(torch.full((1, 2), 0.1))
+
+
 def test_the_gradient_of_the_whole_table_outlives_growth() -> None:
     table = EmbeddingVariable(2, capacity=4, grad_mode="dense")
     total = table.weight.sum()  # its gradient is one number, expanded

@@ -46,6 +46,7 @@ from ..variable.rows import TableRows
 from ..variable.share import keep
 from ..variable.store import RowStore
 from ..variable.training_rows import TrainingRows
+from ._described import with_size
 from .grad_mode import GradModeMixin
 
 __all__ = ["KeyedTable"]
@@ -73,8 +74,7 @@ class KeyedTable(GradModeMixin):
     ) -> None:
         super().__init__()
         self.name = name or "embedding_variable"
-        option = EmbeddingVariableOption() if ev_option is None else ev_option
-        where = device or torch.empty(0).device
+        option, where = ev_option or EmbeddingVariableOption(), device or torch.empty(0).device
         check_arguments(embedding_dim, key_dtype, option, target_gpu, capacity, dtype, self.name, seed, where)
         if target_gpu >= 0 and not is_in_job():  # in a job it names a rank: distributed.shard() reads it
             device = f"cuda:{target_gpu}"
@@ -98,8 +98,7 @@ class KeyedTable(GradModeMixin):
         if self.cold is not None and self.cold.most_rows() < capacity:
             store.resize(self.cold.most_rows())
             self.keys.clear(self.cold.most_rows(), store.weight.device)
-        default = float(option.init_option.default_value_no_permission)
-        self._training = TrainingRows(self._rows, self.initial, default)
+        self._training = TrainingRows(self._rows, self.initial, float(option.init_option.default_value_no_permission))
         self._init_grad_mode(grad_mode)
         store.tend(self)
         if option.ckpt is not None and option.ckpt.ckpt_to_load_from is not None:
@@ -445,6 +444,7 @@ class KeyedTable(GradModeMixin):
             self.cold.flush()
 
     def extra_repr(self) -> str:
-        """Return the arguments that ``repr`` shows."""
-        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
-        return f"{self.embedding_dim}, name={self.name!r}{mode}"
+        """Return the arguments that ``repr`` shows, and the size. On CUDA, to avoid waiting, without the keys."""
+        weight, name = self.stored_weight(), self.name
+        keys = "" if weight.is_cuda else f", {len(self._rows):,} keys"
+        return with_size(f"{self.embedding_dim}, name={name!r}{keys}, {len(weight):,} rows", self.grad_mode, weight)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from ..tables.table import table_of
+from ._described import as_bytes
 from .gradients import have_hooks
 
 __all__ = ["AutoChoice", "choose"]
@@ -287,11 +288,3 @@ def choose(autos: Sequence[AutoChoice], weights: Sequence[Tensor], together: boo
             auto.mode = mode
             table_of(weight).flush()  # as the setter of grad_mode does: compiled lookups may read rows as stored
     return chosen
-
-
-def as_bytes(count: int) -> str:
-    """Return a number of bytes as text, in the largest unit it fills."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count} bytes"

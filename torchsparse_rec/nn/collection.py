@@ -20,19 +20,17 @@ from ..tables.stale import are_trained
 from ..tables.table import are_same
 from ..typing import GradMode
 from ..variable.read_write_lock import ReadWriteLock, reading
+from ._described import described, with_size
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
 from ._refusals import growing_untraced, place_of_id
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
-from .configs import as_dtype, embedding_names_by_table
+from .configs import as_dtype, check_configs, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .plan import Ids, LookupPlan, counts_of, joined
-
-# float32 cannot hold the square of a larger max_norm.
-_LARGEST_NORM = 1e19
 
 
 class CollectionTable(TableOwner):
@@ -75,9 +73,9 @@ class CollectionTable(TableOwner):
         load_estimate(self.auto, local_metadata)
 
     def extra_repr(self) -> str:
-        """Return the number of rows and their width."""
+        """Return the number of rows, their width, and the bytes."""
         weight = self.stored_weight()
-        return f"{weight.shape[0]}, {weight.shape[1]}"
+        return with_size(f"{weight.shape[0]}, {weight.shape[1]}", None, weight)
 
 
 class BagTable(CollectionTable, torch.nn.EmbeddingBag):  # type: ignore[misc]
@@ -113,7 +111,7 @@ class Collection(HasGradMode):
         grad_mode: GradMode | Literal["default"] | None,
     ) -> None:
         super().__init__()
-        _check_configs(type(self).__name__, configs)
+        check_configs(type(self).__name__, configs)
         self._configs = list(configs)
         self._features = list(dict.fromkeys(feature for config in configs for feature in config.feature_names))
         self._lookup_features = [feature for config in configs for feature in config.feature_names]
@@ -367,6 +365,11 @@ class Collection(HasGradMode):
         for table in chosen:
             table.auto.announce(optimizer, table.stored_weight())  # type: ignore[arg-type]
 
+    def describe(self) -> str:
+        """Say what is in each table, as :meth:`Embedding.describe`."""
+        names = [config.name for config in self._configs]
+        return "\n".join(described(table, name) for name, table in zip(names, self._tables, strict=True))
+
     def explain(self) -> str:
         """
         Say of every table which layout its gradient has, and why, with the numbers behind it.
@@ -423,34 +426,3 @@ def _ids_of_keys(ids: Ids) -> list[int]:
 def _padding(config: Any) -> int:
     padding = getattr(config, "padding_idx", None)
     return -1 if padding is None else padding % config.num_embeddings
-
-
-def _check_configs(owner: str, configs: Sequence[Any]) -> None:
-    if len(configs) == 0:
-        raise ValueError(f"{owner}: tables must have at least one config, got none")
-    names = set()
-    for k, config in enumerate(configs):
-        if not config.name or "." in config.name or config.name in names:
-            raise ValueError(f"{owner}: tables[{k}].name must be distinct and without a dot, got {config.name!r}")
-        names.add(config.name)
-        if not config.feature_names:
-            raise ValueError(f"{owner}: tables[{k}].feature_names must have at least one feature, got none")
-        for what in ("num_embeddings", "embedding_dim"):
-            if getattr(config, what) < 1:
-                raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
-        padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
-        if getattr(config, "ev_option", None) is not None and rows >= 2**31:
-            raise ValueError(
-                f"{owner}: tables[{k}].num_embeddings must be below 2 ** 31 with ev_option, got {rows} for table "
-                f"{config.name!r}: it is the rows that the table starts with, its capacity, and keys may have any value"
-            )
-        if padding is not None and getattr(config, "ev_option", None) is not None:
-            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
-        if padding is not None and not -rows <= padding < rows:
-            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")
-        max_norm = getattr(config, "max_norm", None)
-        if max_norm is not None and not (isinstance(max_norm, (int, float)) and 0 < max_norm <= _LARGEST_NORM):
-            raise ValueError(
-                f"{owner}: tables[{k}].max_norm must be None, for no limit, or above 0 and at most {_LARGEST_NORM:g}, "
-                f"got {max_norm!r}"
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch import Tensor
 from ..variable.options import EmbeddingVariableOption
 
 __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType"]
+
+# float32 cannot hold the square of a larger max_norm.
+_LARGEST_NORM = 1e19
 
 
 class PoolingType(enum.Enum):
@@ -152,3 +155,35 @@ def embedding_names_by_table(tables: list[Any]) -> list[list[str]]:
         [feature if seen[feature] == 1 else f"{feature}@{config.name}" for feature in config.feature_names]
         for config in tables
     ]
+
+
+def check_configs(owner: str, configs: Sequence[Any]) -> None:
+    """Raise ``ValueError`` if the configs of a collection are wrong by themselves or together."""
+    if len(configs) == 0:
+        raise ValueError(f"{owner}: tables must have at least one config, got none")
+    names = set()
+    for k, config in enumerate(configs):
+        if not config.name or "." in config.name or config.name in names:
+            raise ValueError(f"{owner}: tables[{k}].name must be distinct and without a dot, got {config.name!r}")
+        names.add(config.name)
+        if not config.feature_names:
+            raise ValueError(f"{owner}: tables[{k}].feature_names must have at least one feature, got none")
+        for what in ("num_embeddings", "embedding_dim"):
+            if getattr(config, what) < 1:
+                raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
+        padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
+        if getattr(config, "ev_option", None) is not None and rows >= 2**31:
+            raise ValueError(
+                f"{owner}: tables[{k}].num_embeddings must be below 2 ** 31 with ev_option, got {rows} for table "
+                f"{config.name!r}: it is the rows that the table starts with, its capacity, and keys may have any value"
+            )
+        if padding is not None and getattr(config, "ev_option", None) is not None:
+            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
+        if padding is not None and not -rows <= padding < rows:
+            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")
+        max_norm = getattr(config, "max_norm", None)
+        if max_norm is not None and not (isinstance(max_norm, (int, float)) and 0 < max_norm <= _LARGEST_NORM):
+            raise ValueError(
+                f"{owner}: tables[{k}].max_norm must be None, for no limit, or above 0 and at most {_LARGEST_NORM:g}, "
+                f"got {max_norm!r}"
+            )

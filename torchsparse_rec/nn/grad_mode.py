@@ -16,10 +16,11 @@ from ..checkpoint.parts import SavedRows, SavedTable
 from ..tables.boxes import kept_whole
 from ..tables.table import table_of
 from ..typing import GradMode
+from ._described import as_bytes, described, with_size
 from ._lookup import renormalise
 from ._owner import FusedOwner, TableOwner
 from ._route import OUTSIDE, explained, gradient_kinds, keep_way, look_up_by, route
-from .auto import AutoChoice, as_bytes, choose
+from .auto import AutoChoice, choose
 from .plan import NO_LOOKUPS, Ids, LookupPlan
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
@@ -51,11 +52,26 @@ class HasGradMode(FusedOwner):
                 module._grad_mode = value
         self.forget_lookups()
 
+    def describe(self) -> str:
+        """
+        Say what is in the tables: sizes and bytes, gradient mode, optimizer, norms of rows, rows with NaN or infinity.
+
+        Returns:
+            A text with some lines for each table. Of a table that grows also its tiers, and how often and when keys
+            were looked up in training. It reads all rows, and on CUDA waits for the device.
+
+        Example:
+            >>> from torchsparse_rec.nn import Embedding
+            >>> print(Embedding.from_pretrained(torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 1.0]])).describe())
+            Embedding: 3 rows x 2, float32, 24 bytes; grad_mode=None, optimizer: none of ours
+              norms of rows: 0 to 5, median 1; zeros: 1
+        """
+        return described(self)
+
     def _explain_table(self, auto: AutoChoice, weight: Parameter, title: str, default: str) -> str:
-        size = weight.numel() * weight.element_size()
         table = (
             f"  table: {weight.shape[0]:,} rows x {weight.shape[1]:,}, {weight.element_size()} bytes an element, "
-            f"{as_bytes(size)}"
+            f"{as_bytes(weight.nbytes)}"
         )
         title = f"{title}: grad_mode={self._grad_mode!r} -> "
         if self._grad_mode == "auto":
@@ -107,8 +123,13 @@ class GradModeMixin(HasGradMode, TableOwner):
         self._sparse = value
 
     def _torchs_repr(self, base: Any) -> str:
-        """Return the ``extra_repr()`` of torch's class without reading ``sparse``, which may settle ``"auto"``."""
-        return base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))  # type: ignore[no-any-return]
+        """
+        Return the ``extra_repr()`` of torch's class, then the gradient mode and the bytes unless the mode is None.
+
+        It does not read ``sparse``, which may settle ``"auto"``.
+        """
+        text: str = base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))
+        return text if self.grad_mode is None else with_size(text, self.grad_mode, self.stored_weight())
 
     def stored_weights(self) -> list[Parameter]:
         stored = self._parameters.get("weight")

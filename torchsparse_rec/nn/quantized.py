@@ -324,6 +324,8 @@ class _QuantizedCollection(Collection):
     def _named_tables(self) -> list[tuple[str, Any]]:
         return [(config.name, table) for config, table in zip(self._configs, self._tables, strict=True)]
 
+    describe = explain
+
     def extra_repr(self) -> str:
         """Return nothing: each table has its own text."""
         return ""

@@ -39,8 +39,8 @@ def _norm_of_sparse(
     return torch.linalg.vector_norm(values if dtype is None else values.to(dtype), ord).to(dtype or x.dtype)
 
 
-# By this operator torch's clipping, and what trainers make of it, takes the norm of a gradient. For sparse tensors torch
-# has no implementation, so nothing that works changes. Should it get one, it is torch's that counts.
+# By this operator torch's clipping, and what trainers make of it, takes the norm of a gradient. torch has none for
+# sparse tensors, so nothing that works changes. Should it get one, torch's counts.
 for _key in ("SparseCPU", "SparseCUDA"):
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_vector_norm", _key):
         _ATEN.impl("linalg_vector_norm", _norm_of_sparse, _key)
@@ -57,8 +57,8 @@ def clip_grad_norm_(
     """
     Scale the gradients of parameters, of whatever layout, so that their norm is at most ``max_norm``, in place.
 
-    Works as :func:`torch.nn.utils.clip_grad_norm_`, which takes sparse gradients too once this package is imported. Rows
-    that occur more than once are merged before the norm is taken.
+    Works as :func:`torch.nn.utils.clip_grad_norm_`, which takes sparse gradients too once this package is imported.
+    Rows that occur more than once are merged before the norm is taken.
 
     Where tables are split over ranks (:mod:`torchsparse_rec.distributed`), the norm is over all ranks' parts. Dense
     layers and replicated tables, whose gradients all ranks have, count once. All ranks must call it, with the same

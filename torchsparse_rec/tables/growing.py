@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from .._torch import as_stored
 from .part import passed_on
 
-__all__ = ["GrowingRows", "Places", "by_place", "marked", "plain_rows"]
+__all__ = ["GrowingRows", "Places", "by_place", "is_stepping", "marked", "plain_rows", "refuse_states_by_row"]
 
 # Functions that set tensors beside each other: none of their rows meets a row of another tensor.
 _BESIDE = {"cat", "concat", "concatenate", "hstack", "row_stack", "vstack"}
@@ -106,6 +106,29 @@ def is_stepping(reader: FrameType) -> bool:
     """Say whether code is of torch's optimizers: they have no ids, so their states go by place."""
     name = reader.f_globals.get("__name__", "")
     return name.startswith("torch.optim.") and name != "torch.optim.swa_utils"
+
+
+def refuse_states_by_row(name: str, reader: FrameType) -> None:
+    """
+    Raise ``RuntimeError`` if an optimizer of torch's that keeps states reads the gradient of a table that grows.
+
+    It keeps them by row, and a row may have another key later, or the table more rows.
+
+    Args:
+        name: the table's.
+        reader: the code that reads the gradient.
+    """
+    module, found = reader.f_globals.get("__name__", ""), reader.f_locals
+    if not is_stepping(reader) or module in ("torch.optim.optimizer", "torch.optim.lr_scheduler"):
+        return
+    if module == "torch.optim.sgd" and not found.get("group", {}).get("momentum"):
+        return
+    optimizer = type(found.get("self")).__name__
+    raise RuntimeError(
+        f"EmbeddingVariable {name!r}: torch.optim.{optimizer} keeps its states by row, and the rows of a table that "
+        "grows change their keys: take the optimizer of this name in torchsparse_rec.optim, whose states go with the "
+        "keys (for SparseAdam: Adam with lazy=True)"
+    )
 
 
 def marked(x: Any, places: tuple[Places, ...], most: int = 0) -> Any:

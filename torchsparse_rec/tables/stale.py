@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, grad_of, outside_transforms, see_transformed, untraced
-from .growing import Places, by_place, is_stepping
+from .growing import Places, by_place, is_stepping, refuse_states_by_row
 from .part import Part, mark_gradient, passed_on, refuse_one_rank
 from .table import split_part, table_if_any, table_of
 
@@ -142,7 +142,12 @@ def _check_reader(parameter: Tensor, grad: Tensor | None, reader: FrameType) -> 
         refuse_one_rank(part, reader)
         if grad is not None and not reader.f_globals.get("__name__", "").startswith("torch."):
             mark_gradient(grad)  # it may come to torch.nn.utils.get_total_norm, which sees no parameter
-    if grad is None:
+    if grad is not None:
+        table = table_if_any(parameter)
+        growing = None if table is None or table.growing is None else table.growing()
+        if growing is not None:
+            refuse_states_by_row(growing.name, reader)
+    else:
         table = table_if_any(parameter) if reader.f_code.co_filename == _CLIPPING else None
         if table is not None and table.optimizer is not None:
             table.optimizer.refuse_stepped("torch.nn.utils: gradients are to be clipped", [parameter])

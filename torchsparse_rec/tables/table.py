@@ -112,6 +112,8 @@ class StepListener(Protocol):
     The calls of every step are for several tables at once.
     """
 
+    name: str
+
     @staticmethod
     def all_writing(tables: Sequence[Any]) -> AbstractContextManager[None]:
         """Return a context to write the stored rows of some tables in, without readers."""
