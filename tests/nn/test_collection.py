@@ -204,14 +204,14 @@ def test_names_fields_and_state_are_torchrecs() -> None:
 def test_dir_shows_what_is_for_users() -> None:
     collection = nn.EmbeddingBagCollection([config("a", 5, 2, ["f"])])
     shown = {name for name in {*dir(collection)} - {*dir(torch.nn.Module())} if not name.startswith("_")}
-    own = {"grad_mode", "explain", "use_optimizer", "device", "lookup", "is_weighted", "embedding_names"}
+    own = {"grad_mode", "describe", "explain", "use_optimizer", "device", "lookup", "is_weighted", "embedding_names"}
     assert shown == own | {"embedding_bags", "embedding_bag_configs"}
     growing = nn.EmbeddingVariable(2)
     shown = {name for name in {*dir(growing)} - {*dir(torch.nn.Module())} if not name.startswith("_")}
     options = {"embedding_dim", "name", "key_dtype", "ev_option", "target_gpu", "max_norm", "scale_grad_by_freq"}
     rows = {"insert", "erase", "evict", "export", "insert_export", "lookup", "prefetch", "total_count", "stats"}
     saving = {"save", "save_delta", "restore", "global_step"}
-    assert shown == options | rows | saving | {"grad_mode", "explain", "use_optimizer", "sparse", "weight"}
+    assert shown == options | rows | saving | {"grad_mode", "describe", "explain", "use_optimizer", "sparse", "weight"}
 
 
 @cpu_only

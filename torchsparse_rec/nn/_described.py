@@ -51,8 +51,8 @@ def described(table: Any, title: str = "") -> str:
     ]
     if not grows:
         table_of(weight).flush()
-        norms = [_norms(rows) for rows in plain(weight.detach()).split(_AT_ONCE)]
-        return "\n".join([*lines, _of_norms("row", torch.arange(len(weight)), torch.cat(norms))])
+        all_norms = torch.cat([_norms(some) for some in plain(weight.detach()).split(_AT_ONCE)])
+        return "\n".join([*lines, _of_norms("row", torch.arange(len(weight)), all_norms)])
     stats = table.stats()
     tiers = [name.removeprefix("rows_") for name in stats if name.startswith("rows_")]
     places = ", ".join(f"{stats[f'rows_{t}']:,} in {t} ({as_bytes(stats[f'bytes_{t}'])})" for t in tiers)

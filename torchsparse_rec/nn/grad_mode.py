@@ -43,7 +43,8 @@ class HasGradMode(FusedOwner):
     def grad_mode(self, value: GradMode | None) -> None:
         if value not in GRAD_MODES:
             raise ValueError(f"grad_mode must be one of {', '.join(map(repr, GRAD_MODES))}, got {value!r}")
-        self._grad_mode, self._by_device = value, False
+        self._grad_mode = value
+        self.__dict__.pop("_by_device", None)  # a collection's mode is no longer the default
         for weight in self.stored_weights():
             table_of(weight).mark_owned()
             table_of(weight).flush()
