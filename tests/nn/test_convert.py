@@ -5,6 +5,8 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.functional import embedding
 from torch.nn.utils import parametrizations
 
 from torchsparse_rec import nn, optim
@@ -159,6 +161,55 @@ def test_what_is_left_is_named_with_the_reason():
 
 
 # ---- Back ------------------------------------------------------------------------------------------------------------
+
+
+class QuotientsAndRemainders(torch.nn.Module):
+    """The bags of DLRM's QR trick, whose tables are no modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight_q = torch.nn.Parameter(torch.randn(10, 4))
+        self.weight_r = torch.nn.Parameter(torch.randn(5, 4))
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, ids, offsets):
+        quotients = F.embedding_bag(ids // 5, self.weight_q, offsets, mode="sum")
+        return quotients * F.embedding_bag(ids % 5, self.weight_r, offsets, mode="sum") * self.scale
+
+
+class ByNameAlone(torch.nn.Module):
+    """A module with a matrix, and a child of the name of torch's function."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 4)
+        self.projection = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, ids):
+        return self.embedding(ids) @ self.projection
+
+
+class ByImport(torch.nn.Module):
+    """A module that calls torch's function by its own name."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, ids):
+        return embedding(ids, self.table)
+
+
+def test_tables_that_are_no_modules_are_named():
+    model = torch.nn.ModuleDict({"qr": QuotientsAndRemainders(), "child": ByNameAlone(), "imported": ByImport()})
+    with pytest.warns(UserWarning) as caught:
+        nn.convert(model)
+    way = "up by a function of torch's: keep each in a torch.nn.Embedding or EmbeddingBag"
+    assert [str(x.message) for x in caught] == [
+        f"convert: left unchanged: qr (QuotientsAndRemainders: it looks weight_q, weight_r {way}), "
+        f"imported (ByImport: it looks table {way})"
+    ]
+    assert type(model["child"].embedding) is nn.Embedding
 
 
 @pytest.mark.parametrize("grad_mode", [None, "dense", "sparse", "fused", "auto"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,6 +25,8 @@ ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 _MODES_OF_TORCH = ("sum", "mean", "max")
+_LOOKUPS = (torch.nn.functional.embedding, torch.nn.functional.embedding_bag)
+_FUNCTIONS = ("embedding", "embedding_bag")
 
 _CONVERTED: dict[type, type[GradModeMixin]] = {torch.nn.Embedding: Embedding, torch.nn.EmbeddingBag: EmbeddingBag}
 
@@ -35,9 +39,10 @@ def convert(model: ModuleT, *, grad_mode: GradMode | None = None) -> ModuleT:
     Parameter objects (an optimizer made before goes on), buffers, hooks, training flags, modules shared between places.
 
     A module whose class extends one of torch's two gets a class that extends both its old one and this package's.
-    Modules whose class overrides ``forward`` or computes ``weight`` stay unchanged, and a warning names them. A warning
-    also says if nothing was changed, and names layers of Keras, which :mod:`torchsparse_rec.keras` converts. Tables
-    already converted keep their grad_mode.
+    Modules whose class overrides ``forward`` or computes ``weight`` stay unchanged, and a warning names them. So do
+    modules that give parameters of theirs to ``torch.nn.functional.embedding`` or ``embedding_bag``. A warning also
+    says if nothing was changed, and names layers of Keras, which :mod:`torchsparse_rec.keras` converts. Tables already
+    converted keep their grad_mode.
 
     Args:
         model: the model, or a table itself.
@@ -69,6 +74,7 @@ def convert(model: ModuleT, *, grad_mode: GradMode | None = None) -> ModuleT:
         if isinstance(module, tuple(_CONVERTED)) and not isinstance(module, TableOwner)
     ]
     theirs += _tables_of_keras(model)
+    theirs += [(name, module) for name, module in model.named_modules() if _bare_tables(module)]
     _change_all("convert", "torch.nn's Embedding or EmbeddingBag", theirs, _why_not_converted, change)
     return model
 
@@ -148,7 +154,23 @@ def _tables_of_keras(model: torch.nn.Module) -> list[tuple[str, Any]]:
     return list(found.values())
 
 
+def _bare_tables(module: torch.nn.Module) -> str:
+    """Name the matrices among a module's own parameters if its ``forward`` looks rows up by a function of torch's."""
+    forward = inspect.unwrap(type(module).forward)
+    tables = ", ".join(name for name, x in module._parameters.items() if x is not None and x.dim() == 2)
+    if not tables or type(module).__module__.startswith(("torch.", _PACKAGE)) or not inspect.isfunction(forward):
+        return ""
+    code = [step.argval for step in dis.get_instructions(forward) if step.opname.startswith("LOAD_")]
+    for before, name in zip(["", *code], code, strict=False):
+        if name in _FUNCTIONS and (before in ("F", "functional", "torch") or forward.__globals__.get(name) in _LOOKUPS):
+            return tables
+    return ""
+
+
 def _why_not_converted(module: torch.nn.Module) -> str | None:
+    bare = _bare_tables(module)
+    if bare:
+        return f"it looks {bare} up by a function of torch's: keep each in a torch.nn.Embedding or EmbeddingBag"
     if _is_of_keras(module, "Embedding"):
         return "a layer of Keras: torchsparse_rec.keras.convert(model) converts it"
     if "forward" in module.__dict__:
