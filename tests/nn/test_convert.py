@@ -30,7 +30,7 @@ class Special(torch.nn.Embedding):
     """A subclass that overrides forward."""
 
     def forward(self, input):
-        return super().forward(input) * 2
+        return F.embedding(input, self.weight) * 2
 
 
 @OVERRIDES

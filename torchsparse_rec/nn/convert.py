@@ -158,7 +158,7 @@ def _bare_tables(module: torch.nn.Module) -> str:
     """Name the matrices among a module's own parameters if its ``forward`` looks rows up by a function of torch's."""
     forward = inspect.unwrap(type(module).forward)
     tables = ", ".join(name for name, x in module._parameters.items() if x is not None and x.dim() == 2)
-    if not tables or type(module).__module__.startswith(("torch.", _PACKAGE)) or not inspect.isfunction(forward):
+    if not tables or isinstance(module, tuple(_CONVERTED)) or not inspect.isfunction(forward):
         return ""
     code = [step.argval for step in dis.get_instructions(forward) if step.opname.startswith("LOAD_")]
     for before, name in zip(["", *code], code, strict=False):
