@@ -15,6 +15,7 @@ from .._torch import as_stored, is_seen
 from ..checkpoint.parts import SavedRows, SavedTable
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
+from ..jagged.inputs import check_present
 from ..tables.boxes import kept_whole
 from ..tables.stale import are_trained
 from ..tables.table import are_same
@@ -23,7 +24,7 @@ from ..variable.read_write_lock import ReadWriteLock, reading
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
-from ._refusals import growing_untraced, place_of_id
+from ._refusals import growing_untraced, refused
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, embedding_names_by_table
@@ -31,6 +32,7 @@ from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .plan import Ids, LookupPlan, counts_of, joined
 
+_CAPACITY = ": it is the rows that the table starts with, its capacity, and keys may have any value"
 # float32 cannot hold the square of a larger max_norm.
 _LARGEST_NORM = 1e19
 
@@ -196,11 +198,7 @@ class Collection(HasGradMode):
         if x.keys() == self._features:
             return self._in_order
         found = x.index_per_key()
-        for feature in self._features:
-            if feature not in found:
-                raise ValueError(
-                    f"{type(self).__name__}: features must have every key, got none named {feature!r} among {x.keys()}"
-                )
+        check_present(self._features, found, type(self).__name__)
         return [found[feature] for feature in self._features]
 
     def _plan(self, places: list[int]) -> LookupPlan:
@@ -223,11 +221,14 @@ class Collection(HasGradMode):
             return x, ids, self._look_up(places, ids, lengths)
         try:
             return x, ids, self._look_up(places, ids, lengths)
-        except IndexError as error:
-            place = place_of_id(str(error), x, self._configs)
-            if not place:
-                raise
-            raise IndexError(f"{error}{place}") from None
+        except (IndexError, ValueError) as error:
+            raise refused(error, type(self).__name__, features, x, partial(self._names_of, x)) from None
+
+    def _names_of(self, x: KeyedJaggedTensor, key: int, rows: int) -> tuple[str, str]:
+        """Name a feature, and the table of so many rows that looks it up, for errors."""
+        feature = x.keys()[key]
+        tables = [its.name for its in self._configs if feature in its.feature_names and its.num_embeddings == rows]
+        return f"feature {feature!r}", f" of table {tables[0]!r}" if tables else ""
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
@@ -419,18 +420,23 @@ def _check_configs(owner: str, configs: Sequence[Any]) -> None:
         if not config.name or "." in config.name or config.name in names:
             raise ValueError(f"{owner}: tables[{k}].name must be distinct and without a dot, got {config.name!r}")
         names.add(config.name)
+        grows = getattr(config, "ev_option", None) is not None
         if not config.feature_names:
             raise ValueError(f"{owner}: tables[{k}].feature_names must have at least one feature, got none")
         for what in ("num_embeddings", "embedding_dim"):
             if getattr(config, what) < 1:
-                raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
+                is_capacity = grows and what == "num_embeddings"
+                raise ValueError(
+                    f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)} for table "
+                    f"{config.name!r}{_CAPACITY if is_capacity else ''}"
+                )
         padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
-        if getattr(config, "ev_option", None) is not None and rows >= 2**31:
+        if grows and rows >= 2**31:
             raise ValueError(
                 f"{owner}: tables[{k}].num_embeddings must be below 2 ** 31 with ev_option, got {rows} for table "
-                f"{config.name!r}: it is the rows that the table starts with, its capacity, and keys may have any value"
+                f"{config.name!r}{_CAPACITY}"
             )
-        if padding is not None and getattr(config, "ev_option", None) is not None:
+        if padding is not None and grows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
         if padding is not None and not -rows <= padding < rows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,19 @@ class EmbeddingConfig(BaseEmbeddingConfig):
         >>> EmbeddingConfig(num_embeddings=1000, embedding_dim=8, name="t", feature_names=["f"]).num_features()
         1
     """
+
+
+def check_kinds(owner: str, tables: Any, pooled: bool) -> None:
+    """Raise ``TypeError`` unless a collection's tables are configs of its kind, in a list."""
+    wanted, other = "EmbeddingBagConfig", "EmbeddingCollection"
+    if not pooled:
+        wanted, other = "EmbeddingConfig", "EmbeddingBagCollection"
+    if isinstance(tables, Mapping) or not hasattr(tables, "__iter__"):
+        raise TypeError(f"{owner}: tables must be a list, each an {wanted}, got {type(tables).__name__}")
+    for k, config in enumerate(tables):
+        if not hasattr(config, "feature_names") or hasattr(config, "pooling") != pooled:
+            way = f" for table {config.name!r}, which {other} takes" if hasattr(config, "feature_names") else ""
+            raise TypeError(f"{owner}: tables[{k}] must be an {wanted}, got {type(config).__name__}{way}")
 
 
 def as_pooling(pooling: Any) -> PoolingType:
