@@ -264,6 +264,13 @@ def test_errors_say_lengths_or_offsets_as_they_were_given(pooled: bool, grows: b
 
 
 @cpu_only
+def test_weights_are_missed() -> None:
+    weighted = nn.EmbeddingBagCollection([config("a", 5, 2, ["f"])], is_weighted=True)
+    with pytest.raises(ValueError, match="features must have weights, as is_weighted is True, got none"):
+        weighted({"f": torch.tensor([1, 2])})
+
+
+@cpu_only
 def test_configs_of_the_other_kind_are_refused() -> None:
     bag, row = config("a", 5, 2, ["f"]), nn.EmbeddingConfig(5, 2, "a", feature_names=["f"])
     for collection, tables, text in (
