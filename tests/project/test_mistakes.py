@@ -288,7 +288,7 @@ MISTAKES: dict[str, list[tuple[str, Callable[[Path], object], tuple[str, ...]]]]
         (
             "strings in a numeric column",
             lambda _: transform(columns.numeric_column("age"))({"user": [1], "age": ["20"]}),
-            ("'age'", "string", "number"),
+            ("'age'", "string", "number", "cast"),
         ),
         (
             "files that differ",

@@ -245,7 +245,8 @@ class Evaluation:
         raw = self.batch.raw(column.key, column.name, shaped=isinstance(column, NumericColumn))
         if isinstance(raw.values, Strings):
             if not raw.is_all_null():
-                raise ValueError(f"column {column.name!r}: must hold numbers, got strings")
+                way = "cast them, or make it a categorical column"
+                raise ValueError(f"column {column.name!r}: must hold numbers, got strings: {way}")
             raw = raw.blank("integer")
         return raw
 

@@ -221,7 +221,7 @@ class EmbeddingCollection(Collection):
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         counts = x.length_per_key()
         # The operator sees no lengths: some may be negative where their sums are right.
-        if x.values().is_cpu and not is_seen() and bool((x.lengths() < 0).any()):
+        if x.values().is_cpu and not is_seen() and x.lengths().numel() and int(x.lengths().min()) < 0:
             check_contents(type(self).__name__, features if isinstance(features, KeyedJaggedTensor) else x)
         return x, self._places(x), Ids(x.values(), None, None, counts, False)
 
