@@ -147,6 +147,13 @@ def test_their_keyed_jagged_tensor(strides: Any) -> None:
 VALUE_ERRORS: dict[str, tuple[Any, str]] = {
     "missing": ({"b": VALUES}, r"input: features must have every key, got none named 'a' \(key 0\)"),
     "missing_of_kjt": (KeyedJaggedTensor.empty(), r"got none named 'a' \(key 0\)"),
+    "floats": ({"a": VALUES.float()}, r"input\['a'\] must be int32 or int64, got torch.float32"),
+    "booleans": ({"a": VALUES > 0, "b": VALUES}, r"input\['a'\] must be int32 or int64, got torch.bool"),
+    "sum": ({"a": JaggedTensor(VALUES, lengths=OFFSETS)}, r"input\['a'\]: lengths must add up to .* 5, got 9"),
+    "decreasing": (
+        {"a": (VALUES, torch.tensor([0, 4, 3, 5]))},
+        r"input\['a'\]: offsets must not decrease, got 4 followed by 3 at position 2, the end of example 1",
+    ),
     "rank": ({"a": torch.ones(2, 2, 2)}, r"must have shape \[B\] or \[B, L\], got \[2, 2, 2\]"),
     "nested_rank": (
         {"a": ops.jagged_to_nested(torch.ones(5, 2), OFFSETS)},
@@ -160,8 +167,13 @@ VALUE_ERRORS: dict[str, tuple[Any, str]] = {
 }
 ERRORS: dict[str, tuple[type[Exception], Any, str]] = {
     **{name: (ValueError, *case) for name, case in VALUE_ERRORS.items()},
-    "no_mapping": (TypeError, [VALUES], "input: features must be a KeyedJaggedTensor or a mapping .*, got list"),
-    "list": (TypeError, {"a": [1, 2]}, r"input\['a'\]: must be a JaggedTensor, .* got list"),
+    "no_mapping": (TypeError, [VALUES], "input: features must be .*, got list: give {name: ids}"),
+    "no_name": (TypeError, JaggedTensor(VALUES, offsets=OFFSETS), "got JaggedTensor: give KeyedJaggedTensor.from_jt_"),
+    "list": (TypeError, {"a": [1, 2]}, r"input\['a'\]: must be a JaggedTensor, .* got list: torch.tensor\(...\)"),
+    "lists": (TypeError, {"a": [[1], [2, 3]]}, r"got list: torch.nested.nested_tensor\(..., layout=torch.jagged\)"),
+    "strings": (TypeError, {"a": ["x"]}, "got list: ops.to_hash_bucket_fast"),
+    "array_of_strings": (TypeError, {"a": np.array(["x"])}, "got <U1: ops.to_hash_bucket_fast"),
+    "keyed": (TypeError, {"a": KeyedJaggedTensor.empty()}, "got KeyedJaggedTensor: a collection such as"),
     "tuple": (TypeError, {"a": (VALUES,)}, "got a tuple of 1"),
 }
 

@@ -243,6 +243,54 @@ def test_bad_ids_are_named() -> None:
         collection(x)
 
 
+@cpu_only
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_errors_say_lengths_or_offsets_as_they_were_given(pooled: bool, grows: bool) -> None:
+    option = variable.EmbeddingVariableOption() if grows else None
+    kind = nn.EmbeddingBagConfig if pooled else nn.EmbeddingConfig
+    tables = [kind(5, 2, "a", feature_names=["f"], ev_option=option), kind(9, 2, "b", feature_names=["g"])]
+    collection = nn.EmbeddingBagCollection(tables) if pooled else nn.EmbeddingCollection(tables)
+    for rows, text in (
+        ({"lengths": [2, 1, 1, 1]}, r"lengths must add up to the number of values, 4, got 5: {'f': 3, 'g': 2}"),
+        ({"lengths": [2, 1, -1, 2]}, r"lengths\[2\] must not be negative, got -1 for feature 'g', example 0"),
+        ({"offsets": [0, 1, 2, 3, 5]}, r"offsets\[4\], the last, must be the number of values, 4, got 5"),
+        ({"offsets": [1, 1, 2, 3, 4]}, r"offsets\[0\] must be 0, got 1"),
+        ({"offsets": [0, 2, 1, 3, 4]}, r"got 2 followed by 1 at position 2, the end of feature 'f', example 1"),
+    ):
+        given = {name: torch.tensor(x) for name, x in rows.items()}
+        with pytest.raises(ValueError, match=text):
+            collection(KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2, 3, 4]), **given))
+
+
+@cpu_only
+def test_weights_are_missed() -> None:
+    weighted = nn.EmbeddingBagCollection([config("a", 5, 2, ["f"])], is_weighted=True)
+    with pytest.raises(ValueError, match="features must have weights, as is_weighted is True, got none"):
+        weighted({"f": torch.tensor([1, 2])})
+
+
+@cpu_only
+def test_configs_of_the_other_kind_are_refused() -> None:
+    bag, row = config("a", 5, 2, ["f"]), nn.EmbeddingConfig(5, 2, "a", feature_names=["f"])
+    for collection, tables, text in (
+        (
+            nn.EmbeddingCollection,
+            [bag],
+            r"tables\[0\] must be an EmbeddingConfig, got EmbeddingBagConfig for table 'a'",
+        ),
+        (
+            nn.EmbeddingBagCollection,
+            [bag, row],
+            r"tables\[1\] must be an EmbeddingBagConfig, .* EmbeddingCollection takes",
+        ),
+        (nn.EmbeddingBagCollection, row, "tables must be a list, each an EmbeddingBagConfig, got EmbeddingConfig"),
+        (nn.EmbeddingCollection, [torch.nn.Embedding(5, 2)], r"tables\[0\] must be an EmbeddingConfig, got Embedding$"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            collection(tables)
+
+
 @pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
 def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
     collection = nn.EmbeddingBagCollection(MIXED[:3], grad_mode=grad_mode)

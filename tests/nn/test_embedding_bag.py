@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from devices import cpu_only
@@ -180,10 +181,12 @@ def test_a_last_offset_that_is_not_the_end_of_the_ids(end):
         ((torch.tensor([1]), torch.tensor([0.0])), "offsets must be"),
         ((ids(), OFFSETS, torch.ones(8)), r"per_sample_weights must have the shape of input, \(9,\), got \(8,\)"),
         ((torch.tensor([1, 2]), torch.tensor([0]), torch.tensor([1.0, float("nan")])), r"per_sample_weights\[1\].*nan"),
+        ((ids(), [0, 2]), r"offsets must be a tensor, got list: torch.tensor\(...\) makes"),
+        ((ids(), OFFSETS, np.ones(9)), r"per_sample_weights must be a tensor, got ndarray: torch.from_numpy"),
     ],
 )
 def test_other_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         nn.EmbeddingBag(V, D)(*arguments)
 
 

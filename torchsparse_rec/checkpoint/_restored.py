@@ -77,9 +77,15 @@ class Restored:
     def _check_names(self, what: str, saved: Any, now: Any) -> None:
         missing, unexpected = sorted(saved - now), sorted(now - saved)
         if missing or unexpected:
+            found = [f"lacks {missing}"] * bool(missing) + [f"has {unexpected} beside them"] * bool(unexpected)
+            raise self._error(f"load: the module must have the {what} of the checkpoint, but {' and '.join(found)}")
+
+    def _check_kinds(self, grow: bool, saved: Any, now: Any) -> None:
+        """Raise unless no table that is saved is there as one of the other kind, fixed or one that grows."""
+        kinds = ("of a fixed size", "an EmbeddingVariable")
+        for key in saved & now:
             raise self._error(
-                f"load: the module must have the {what} of the checkpoint, but lacks {missing} and has {unexpected} "
-                "beside them"
+                f"load: table {key!r} must be {kinds[grow]}, as in the checkpoint, got one that is {kinds[not grow]}"
             )
 
     def _check_about(self, path: Path, shard: Shard, what: str, names: dict[str, Any]) -> None:
@@ -148,6 +154,8 @@ class Restored:
     def check(self) -> Generator[None, None, None]:
         """Read all that this rank needs, a shard at a step; raise ``ValueError`` if it does not suit or is damaged."""
         contents, metadata = self._contents, self.metadata
+        self._check_kinds(False, metadata["tables"].keys(), contents.growing.keys())
+        self._check_kinds(True, metadata["variables"].keys(), contents.fixed.keys())
         self._check_names("tables", metadata["tables"].keys(), contents.fixed.keys())
         self._check_names("tables that grow", metadata["variables"].keys(), contents.growing.keys())
         self._check_optimizer()

@@ -126,8 +126,8 @@ def _checked(rows: TableRows, paths: Sequence[str | os.PathLike[str]], version: 
         ):
             if metadata.get(name) != has:
                 raise ValueError(
-                    f"EmbeddingVariable.restore: the checkpoint's {name} must be {has}, got {metadata.get(name)} in "
-                    f"{chain.manifest_path}"
+                    f"EmbeddingVariable.restore: of {store.name!r}: the checkpoint's {name} must be {has}, got "
+                    f"{metadata.get(name)} in {chain.manifest_path}"
                 )
         check_metadata(chain.manifest_path, metadata)
         for path, name, tensors in chain.read():

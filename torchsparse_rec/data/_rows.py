@@ -104,6 +104,8 @@ def common_schema(path: PathLike, schema: Any, first: tuple[PathLike, Any], unif
         kind = expected.field(field.name).type
         found = unified(field.type, kind) if unify else kind if field.type == kind else None
         if found is None:
-            raise DataError(path, None, f"column {field.name!r} is {field.type}, expected {kind} as in {first_path}")
+            way = "" if unified(field.type, kind) is None else ": unify=True takes both"
+            problem = f"column {field.name!r} is {field.type}, expected {kind} as in {first_path}{way}"
+            raise DataError(path, None, problem)
         types[field.name] = found
     return pa.schema([pa.field(name, types[name]) for name in expected.names])

@@ -11,6 +11,7 @@ from .._arrow_memory import elements, strings
 from ..ops import ExampleColumn, ExampleValues
 from ..typing import ExampleDtype
 from ._arrow import arrow
+from ._types import way_to_numbers
 
 
 def example_columns(batch: Any) -> tuple[dict[str, ExampleColumn], dict[str, ExampleValues]]:
@@ -86,7 +87,8 @@ def _flat(name: str, array: Any) -> tuple[ExampleDtype, Tensor, Tensor | None]:
     if str(kind) in ("string", "large_string", "binary", "large_binary", "string_view", "binary_view"):
         return "bytes", *strings(array)
     raise ValueError(
-        f"column {name!r} must hold numbers, booleans, strings, binaries or lists of them, got {kind}; cast it first"
+        f"column {name!r} must hold numbers, booleans, strings, binaries or lists of them, got {kind}; "
+        f"{way_to_numbers(name, kind)}"
     )
 
 

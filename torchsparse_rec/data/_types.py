@@ -75,6 +75,14 @@ def is_integer(kind: Any) -> bool:
     return arrow("a column").types.is_integer(leaf(kind))
 
 
+def way_to_numbers(name: str, kind: Any) -> str:
+    """Say, for errors, what makes a column of a type that is not taken one of numbers."""
+    types = arrow("a column").types
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return f"with_time_parts(batch, {name!r}) makes integers of it"
+    return "cast it first"
+
+
 def stored_type(name: str, kind: Any) -> Any:
     """
     Return the type in which a prebatched file stores a column: a dictionary's values, lists with default names.
@@ -89,7 +97,8 @@ def stored_type(name: str, kind: Any) -> Any:
     value = views.get(str(leaf(kind)), leaf(kind))
     if not (is_text(value) or is_number(value)):
         raise ValueError(
-            f"column {name!r} must hold numbers, booleans, strings or lists of them, got {kind}: cast it first"
+            f"column {name!r} must hold numbers, booleans, strings or lists of them, got {kind}: "
+            f"{way_to_numbers(name, kind)}"
         )
     return with_leaf(kind, value)
 

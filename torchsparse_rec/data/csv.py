@@ -16,7 +16,7 @@ from ._arrow import arrow
 from ._lists import BAR, checked_split, join_items, split_text
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
 from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, with_names, write_text
-from ._types import arrow_types, is_number, is_text, leaf
+from ._types import arrow_types, is_number, is_text, leaf, way_to_numbers
 
 if TYPE_CHECKING:
     import pyarrow
@@ -270,7 +270,10 @@ class _Reader:
                 ),
             )
         except self.pa.ArrowException as error:
-            raise ValueError(with_names(error, names).replace(_MARK, "")) from None
+            problem = with_names(error, names).replace(_MARK, "")
+            if " conversion error to " in problem and " error to string" not in problem:
+                problem += " (a type of 'string' in types= takes it)"
+            raise ValueError(problem) from None
         if b'"' in block:
             for column in table.columns:
                 self._check_quotes(column)
@@ -415,7 +418,8 @@ def _text(pa: Any, name: str, column: Any) -> Any:
     # Others would be read back as text, or as numbers: a decimal as a float, a duration as an integer.
     if not (text or is_number(inner) or types.is_null(inner)):
         raise ValueError(
-            f"write_csv: column {name!r} must hold numbers, strings or lists of them, got {inner}: cast it first"
+            f"write_csv: column {name!r} must hold numbers, strings or lists of them, got {inner}: "
+            f"{way_to_numbers(name, inner)}"
         )
     try:
         if column.type != value:

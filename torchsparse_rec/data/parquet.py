@@ -91,7 +91,7 @@ def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: 
             names = list(common.names) if columns is None else list(columns)
             for name in names:
                 if name not in common.names:
-                    raise ValueError(f"read_parquet: columns must be among {common.names}, got {name!r}")
+                    raise ValueError(f"read_parquet: columns must be among {common.names} of {path}, got {name!r}")
             kinds = [common.field(name).type for name in names]
             for group in range(file.metadata.num_row_groups):
                 for batch in _read_group(path, file, group, names, batch_size):

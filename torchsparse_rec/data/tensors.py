@@ -14,7 +14,7 @@ from .._foreign import columns_by_name, is_array, own_array, tensor_of_numpy
 from ..jagged import JaggedTensor
 from ..ops.jagged import row_ids_to_offsets
 from ._arrow import arrow
-from ._types import is_text, leaf
+from ._types import is_text, leaf, way_to_numbers
 
 if TYPE_CHECKING:
     import pyarrow
@@ -160,8 +160,8 @@ class _Reader:
             rows = torch.from_dlpack(self.without_validity(array))
         else:
             raise ValueError(
-                f"to_tensors: column {self.name!r} must hold numbers, booleans, strings or lists of them, got {kind}; "
-                "cast it first"
+                f"to_tensors: column {self.name!r} must hold numbers, booleans, strings or lists of them, got {kind}: "
+                f"{way_to_numbers(self.name, kind)}"
             )
         return self.fill_nulls(rows, array) if array.null_count else rows
 

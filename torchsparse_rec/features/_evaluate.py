@@ -94,7 +94,11 @@ class Evaluation:
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"
-            raise ValueError(f"column {column.name!r}: must hold {wanted}s, got {raw.kind}s{dtype}")
+            way = ""
+            if isinstance(raw.values, Strings):
+                others = "categorical_column_with_hash_bucket, or one with a vocabulary, takes strings"
+                way = f": {others if isinstance(column, IdentityCategoricalColumn) else 'a dtype of string takes them'}"
+            raise ValueError(f"column {column.name!r}: must hold {wanted}s, got {raw.kind}s{dtype}{way}")
         return raw.blank(wanted)
 
     def ids_of(self, column: Any, values: Tensor | Strings) -> Tensor:
@@ -241,7 +245,8 @@ class Evaluation:
         raw = self.batch.raw(column.key, column.name, shaped=isinstance(column, NumericColumn))
         if isinstance(raw.values, Strings):
             if not raw.is_all_null():
-                raise ValueError(f"column {column.name!r}: must hold numbers, got strings")
+                way = "cast them, or make it a categorical column"
+                raise ValueError(f"column {column.name!r}: must hold numbers, got strings: {way}")
             raw = raw.blank("integer")
         return raw
 

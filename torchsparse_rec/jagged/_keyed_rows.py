@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._rows import JaggedRows, rows_of
+from .checks import check_contents
 
 InverseIndices = tuple[list[str], Tensor]
 KeyedRowsT = TypeVar("KeyedRowsT", bound="KeyedRows")
@@ -102,10 +103,7 @@ class KeyedRows(JaggedRows):
                 sums = torch.stack([x.sum() for x in self.lengths().split(self.stride_per_key())])
             known = sums.tolist()
             if not torch.compiler.is_compiling() and sum(known) != self._values.shape[0]:
-                raise ValueError(
-                    f"KeyedJaggedTensor: lengths must add up to the number of values, {self._values.shape[0]}, got "
-                    f"{sum(known)}"
-                )
+                check_contents("KeyedJaggedTensor", self)
             self._length_per_key = known
         return list(known)
 

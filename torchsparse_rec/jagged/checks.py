@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,40 @@ def type_name(x: Any) -> str:
             "torchsparse_rec.nn"
         )
     return type(x).__name__
+
+
+def not_a_tensor(x: Any) -> str:
+    """Name the type of what is given in place of a tensor of ids, for errors, and what makes or takes such ids."""
+    if isinstance(x, torch.fx.Proxy):
+        return type_name(x)
+    is_jagged = callable(getattr(x, "values", None))
+    if is_jagged and hasattr(x, "keys"):
+        way = "a collection such as nn.EmbeddingBagCollection takes the ids of several features"
+    elif is_jagged and hasattr(x, "offsets"):
+        way = "give its values(), and its offsets() to a bag with include_last_offset=True, or name it in a collection"
+    elif _holds_strings(x):
+        way = WAY_OF_STRINGS
+    elif isinstance(x, (list, tuple)):
+        sizes = {len(row) if isinstance(row, (list, tuple)) else -1 for row in x}
+        rows = "torch.nested.nested_tensor(..., layout=torch.jagged)" if len(sizes) > 1 else "torch.tensor(...)"
+        way = f"{rows} makes a tensor of it"
+    elif hasattr(x, "__array__"):
+        array = "..." if isinstance(x, np.ndarray) else "numpy.asarray(...)"
+        way = f"torch.from_numpy({array}) makes a tensor of it"
+    else:
+        return type_name(x)
+    return f"{type(x).__name__}: {way}"
+
+
+WAY_OF_STRINGS = "ops.to_hash_bucket_fast(strings, num_buckets) makes ids of strings"
+
+
+def _holds_strings(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "SUOT"
+    while isinstance(x, (list, tuple)) and x:
+        x = x[0]
+    return isinstance(x, (str, bytes))
 
 
 def as_ids(owner: str, ids: Tensor) -> Tensor:
@@ -56,10 +91,67 @@ def as_ids(owner: str, ids: Tensor) -> Tensor:
     return made
 
 
+def checked_integers(owner: str, ids: Tensor) -> Tensor:
+    """Return ids as :func:`as_ids` does; raise ``ValueError`` if they are no integers."""
+    ids = as_ids(owner, ids)
+    if ids.dtype not in _INTEGERS:
+        raise ValueError(f"{owner} must be int32 or int64, got {ids.dtype}")
+    return ids
+
+
 def check_tensor(owner: str, argument: str, x: Any) -> None:
     """Raise ``TypeError`` unless ``x`` is a tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{owner}: {argument} must be a tensor, got {type(x).__name__}")
+        raise TypeError(f"{owner}: {argument} must be a tensor, got {not_a_tensor(x)}")
+
+
+def place_of(x: Any, row: int) -> tuple[int, int]:
+    """Return the number of the key, and that of the example, to which a row of a ``KeyedJaggedTensor`` belongs."""
+    firsts = x.lengths_offset_per_key()
+    key = max(k for k, first in enumerate(firsts[:-1]) if first <= row)
+    return key, row - firsts[key]
+
+
+def check_contents(owner: str, x: Any) -> None:
+    """
+    Raise ``ValueError`` unless the lengths or offsets that jagged rows were made with can be those of rows.
+
+    Operators check the same, but know offsets alone: after their errors, this one says what was given. It waits for a
+    device.
+    """
+
+    def place(row: int) -> str:
+        if not hasattr(x, "stride_per_key"):
+            return f"example {row}"
+        key, example = place_of(x, row)
+        return f"feature {x.keys()[key]!r}, example {example}"
+
+    count, lengths, offsets = x.values().shape[0], x._lengths, x._offsets
+    bad = (x.lengths() < 0).nonzero()[:1].flatten().tolist()
+    if offsets is not None:
+        last = offsets.shape[0] - 1
+        if int(offsets[0]) != 0:
+            raise ValueError(f"{owner}: offsets[0] must be 0, got {int(offsets[0])}")
+        for row in bad:
+            raise ValueError(
+                f"{owner}: offsets must not decrease, got {int(offsets[row])} followed by {int(offsets[row + 1])} at "
+                f"position {row + 1}, the end of {place(row)}"
+            )
+        if int(offsets[last]) != count:
+            raise ValueError(
+                f"{owner}: offsets[{last}], the last, must be the number of values, {count}, got {int(offsets[last])}"
+            )
+        return
+    for row in bad:
+        raise ValueError(f"{owner}: lengths[{row}] must not be negative, got {int(lengths[row])} for {place(row)}")
+    if int(lengths.sum()) != count:
+        sums = ""
+        if hasattr(x, "stride_per_key"):
+            of_key = [int(part.sum()) for part in lengths.split(x.stride_per_key())]
+            sums = f": {repr(dict(zip(x.keys(), of_key, strict=True))):.300}"
+        raise ValueError(
+            f"{owner}: lengths must add up to the number of values, {count}, got {int(lengths.sum())}{sums}"
+        )
 
 
 def as_no_rows(values: Any, lengths: Any, offsets: Any) -> tuple[Any, Any]:

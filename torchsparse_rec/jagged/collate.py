@@ -89,7 +89,10 @@ class KeyedJaggedCollate:
             entries = [example[key] for example in examples]
         except KeyError:
             missing = next(i for i, example in enumerate(examples) if key not in example)
-            raise ValueError(f"KeyedJaggedCollate: examples must have the key {key!r}, got none at {missing}") from None
+            raise ValueError(
+                f"KeyedJaggedCollate: examples must have the key {key!r}, got none at {missing}: example {missing} "
+                f"has {list(examples[missing])}"
+            ) from None
         ids, given = entries, None
         if key in self.weighted:
             for i, entry in enumerate(entries):

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from .._foreign import columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
+from .._torch import is_watched
 from ..ops.jagged import lengths_to_offsets, nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
-from .checks import as_ids, check_rows, type_name
+from .checks import WAY_OF_STRINGS, as_ids, check_contents, check_rows, checked_integers, not_a_tensor, type_name
 from .jagged_tensor import JaggedTensor
 from .keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -73,35 +74,45 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
             return _of_ids(_chosen(_of_torchrec(features), keys, owner), owner)
         columns = columns_by_name(features, owner)
         if columns is None:
+            is_one = isinstance(features, JaggedTensor)
+            way = "KeyedJaggedTensor.from_jt_dict({name: it})" if is_one else "{name: ids}"
             raise TypeError(
                 f"{owner}: features must be a KeyedJaggedTensor or a mapping from names to features, got "
-                f"{type_name(features)}"
+                f"{type_name(features)}: give {way}, by the names of the features"
             )
         features = columns
     wanted = list(features) if keys is None else list(keys)
-    _check_present(wanted, features, owner)
+    check_present(wanted, features, owner)
     rows = {key: _of_ids(_as_jagged(features[key], f"{owner}[{key!r}]"), f"{owner}[{key!r}]") for key in wanted}
     weighted = next((x.weights() for x in rows.values() if x.weights_or_none() is not None), None)
     if weighted is not None:
         rows = {key: _with_weights(x, weighted.dtype) for key, x in rows.items()}
-    return KeyedJaggedTensor.from_jt_dict(rows)
+    try:
+        return KeyedJaggedTensor.from_jt_dict(rows)
+    except ValueError:
+        for key, x in rows.items():
+            if x.values().device.type == "cpu" and not is_watched():
+                check_contents(f"{owner}[{key!r}]", x)
+        raise
 
 
 def _has(x: Any, *methods: str) -> bool:
     return all(hasattr(x, method) for method in methods)
 
 
-def _check_present(wanted: Sequence[str], present: Any, owner: str) -> None:
+def check_present(wanted: Sequence[str], present: Any, owner: str) -> None:
+    """Raise ``ValueError`` unless every feature is among those present."""
     for i, key in enumerate(wanted):
         if key not in present:
-            raise ValueError(f"{owner}: features must have every key, got none named {key!r} (key {i})")
+            names = f"{list(present)!r:.300}"
+            raise ValueError(f"{owner}: features must have every key, got none named {key!r} (key {i}) among {names}")
 
 
 def _chosen(x: KeyedJaggedTensor, keys: Sequence[str] | None, owner: str) -> KeyedJaggedTensor:
     if keys is None or list(keys) == x.keys():
         return x
     places = x.index_per_key()
-    _check_present(keys, places, owner)
+    check_present(keys, places, owner)
     return x.permute([places[key] for key in keys])
 
 
@@ -111,7 +122,7 @@ def _of_ids(x: _RowsT, owner: str) -> _RowsT:
     if given.dtype == torch.uint64 and isinstance(x, KeyedJaggedTensor) and not torch.compiler.is_compiling():
         for key, rows in x.to_dict().items():  # for an error that names the feature
             as_ids(f"{owner}[{key!r}]", rows.values())
-    ids = as_ids(owner, given)
+    ids = checked_integers(f"{owner}: values" if isinstance(x, KeyedJaggedTensor) else owner, given)
     return x if ids is given else x._map(lambda part: ids if part is given else part)
 
 
@@ -167,7 +178,7 @@ def _as_jagged(x: Any, owner: str) -> JaggedTensor:
         return _of_offsets(*parts, owner=owner)
     if is_array(x):
         return _of_array(own_array(x, owner, owner), owner)
-    found = f"a tuple of {len(x)}" if isinstance(x, tuple) else type_name(x)
+    found = f"a tuple of {len(x)}" if isinstance(x, tuple) else not_a_tensor(x)
     raise TypeError(f"{owner}: must be {_FORMS}; got {found}")
 
 
@@ -199,7 +210,9 @@ def _of_array(x: Any, owner: str) -> JaggedTensor:
         count, width, offsets = data.shape[0], data.size // max(len(data), 1), None
     kind = values.dtype if isinstance(values, (Tensor, np.ndarray)) else "strings"
     if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_floating_point():
-        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}")
+        is_text = kind == "strings" or getattr(kind, "kind", "") in "SUO"
+        way = WAY_OF_STRINGS if is_text else "give int64, in which pyarrow's and pandas' (Int64) nulls are missing ids"
+        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}: {way}")
     if offsets is None:
         assert width is not None
         offsets = torch.arange(count + 1) * width
@@ -249,4 +262,6 @@ def _of_offsets(values: Tensor, offsets: Tensor, weights: Any = None, *, owner: 
             raise ValueError(
                 f"{owner}: offsets must go from 0 to the number of values, {values.shape[0]}, got {first} and {last}"
             )
+        if offsets.shape[0] > 1 and int(offsets.diff().min()) < 0:
+            check_contents(owner, made)
     return made

@@ -112,6 +112,8 @@ class JaggedTensor(JaggedRows):
         """
         if len(values) == 0:
             raise ValueError("JaggedTensor.from_dense: values must have at least one row, got none")
+        for i, row in enumerate(values):
+            check_tensor("JaggedTensor.from_dense", f"values[{i}]", row)
         sizes = [x.shape[0] for x in values]
         if weights is not None and [x.shape[0] for x in weights] != sizes:
             raise ValueError(

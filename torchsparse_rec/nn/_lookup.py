@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._reduction import POOLING
-from ..jagged.checks import as_ids, type_name
+from ..jagged.checks import checked_integers, not_a_tensor
 from ..ops.embedding import lookup_bags, lookup_rows, padding_number, with_last_offset
 from ._refusals import NO_TORCHSCRIPT
 from .gradients import coalesced_mark
@@ -45,11 +45,8 @@ def rows_like(input: Tensor, rows: Tensor) -> Tensor:
 def checked_ids(module: str, input: Tensor) -> Tensor:
     """Return ids as int32 or int64; raise ``TypeError`` or ``ValueError`` unless ``input`` is a tensor of integers."""
     if not isinstance(input, Tensor):
-        raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {type_name(input)}")
-    input = as_ids(f"{module}: input", input)
-    if input.dtype not in ID_DTYPES:
-        raise ValueError(f"{module}: input must be int32 or int64, got {input.dtype}")
-    return input
+        raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {not_a_tensor(input)}")
+    return checked_integers(f"{module}: input", input)
 
 
 def bad_id(module: str, input: Tensor, num_embeddings: int) -> IndexError | None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from .._torch import untraced
+from .._torch import is_watched, untraced
 from .._torch_modules import is_in_fsdp
+from ..jagged import KeyedJaggedTensor
+from ..jagged.checks import check_contents, place_of
 
 NO_TORCHSCRIPT = (
     "{}: torch.jit cannot compile this lookup: use torch.export with the model in eval(), or first turn its tables "
@@ -36,35 +38,32 @@ def lookup_untraced(look_up: Callable[..., Any], *arguments: Any) -> Any:
     return look_up(*arguments)
 
 
-def place_of_id(message: str, x: Any, configs: Sequence[Any]) -> str:
+def refused(error: Exception, owner: str, given: Any, x: Any, name: Callable[[int, int], tuple[str, str]]) -> Exception:
     """
-    Say in which feature, example and table an id is that a collection's operator has refused.
+    Return the error of an operator that looks up many tables in the words of what was given.
 
     Args:
-        message: the operator's error, which has the id's position in ``x.values()``.
+        error: the operator's error, which has an id's position in ``x.values()``, or a row's in ``x.offsets()``.
+        owner: the beginning of errors.
+        given: the features as they were given, by lengths or offsets if they are a ``KeyedJaggedTensor``.
         x: the ``KeyedJaggedTensor`` that was looked up.
-        configs: the configs of the collection's tables.
+        name: a function that is given the number of a key and the rows of its table, and names the two.
 
     Returns:
-        The end of a message; an empty string if the error is about something else, or may be of an earlier lookup, as
-        on CUDA.
+        An error; the given one if it is about something else, or may be of an earlier lookup, as on CUDA.
     """
-    found = re.search(r"indices\[(\d+)\] must be in \[0, (\d+)\), got (-?\d+)$", message)
-    if found is None or x.values().device.type != "cpu":
-        return ""
-    place, rows = int(found[1]), int(found[2])
-    if x.values()[place : place + 1].tolist() != [int(found[3])]:
-        return ""
-    bag = int(torch.searchsorted(x.offsets(), place, right=True)) - 1
-    for key, bags in zip(x.keys(), x.stride_per_key(), strict=True):
-        if bag < bags:
-            tables = [
-                config.name for config in configs if key in config.feature_names and config.num_embeddings == rows
-            ]
-            of = f" of table {tables[0]!r}" if tables else ""
-            return f": an id of feature {key!r}, example {bag}, outside the {rows} rows{of}"
-        bag -= bags
-    return ""
+    if x.values().device.type != "cpu" or is_watched():
+        return error
+    try:
+        check_contents(owner, given if isinstance(given, KeyedJaggedTensor) else x)
+    except ValueError as found:
+        return found
+    bad = re.search(r"indices\[(\d+)\] must be in \[0, (\d+)\), got (-?\d+)$", str(error))
+    if bad is None or x.values()[int(bad[1]) :][:1].tolist() != [int(bad[3])]:
+        return error
+    key, example = place_of(x, int(torch.searchsorted(x.offsets(), int(bad[1]), right=True)) - 1)
+    feature, table = name(key, int(bad[2]))
+    return IndexError(f"{error}: an id of {feature}, example {example}, outside the {bad[2]} rows{table}")
 
 
 def check_export(module: torch.nn.Module, kind: str) -> None:

@@ -15,6 +15,7 @@ from .._torch import as_stored, is_seen
 from ..checkpoint.parts import SavedRows, SavedTable
 from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
+from ..jagged.inputs import check_present
 from ..tables.boxes import kept_whole
 from ..tables.stale import are_trained
 from ..tables.table import are_same
@@ -24,7 +25,7 @@ from ._described import described, with_size
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
-from ._refusals import growing_untraced, place_of_id
+from ._refusals import growing_untraced, refused
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, check_configs, embedding_names_by_table
@@ -208,11 +209,7 @@ class Collection(HasGradMode):
         if x.keys() == self._features:
             return self._in_order
         found = x.index_per_key()
-        for feature in self._features:
-            if feature not in found:
-                raise ValueError(
-                    f"{type(self).__name__}: features must have every key, got none named {feature!r} among {x.keys()}"
-                )
+        check_present(self._features, found, type(self).__name__)
         return [found[feature] for feature in self._features]
 
     def _plan(self, places: list[int]) -> LookupPlan:
@@ -235,11 +232,14 @@ class Collection(HasGradMode):
             return x, ids, self._look_up(places, ids, lengths)
         try:
             return x, ids, self._look_up(places, ids, lengths)
-        except IndexError as error:
-            place = place_of_id(str(error), x, self._configs)
-            if not place:
-                raise
-            raise IndexError(f"{error}{place}") from None
+        except (IndexError, ValueError) as error:
+            raise refused(error, type(self).__name__, features, x, partial(self._names_of, x)) from None
+
+    def _names_of(self, x: KeyedJaggedTensor, key: int, rows: int) -> tuple[str, str]:
+        """Name a feature, and the table of so many rows that looks it up, for errors."""
+        feature = x.keys()[key]
+        tables = [its.name for its in self._configs if feature in its.feature_names and its.num_embeddings == rows]
+        return f"feature {feature!r}", f" of table {tables[0]!r}" if tables else ""
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..variable.options import EmbeddingVariableOption
 
 __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType"]
 
+_CAPACITY = ": it is the rows that the table starts with, its capacity, and keys may have any value"
 # float32 cannot hold the square of a larger max_norm.
 _LARGEST_NORM = 1e19
 
@@ -124,6 +125,19 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """
 
 
+def check_kinds(owner: str, tables: Any, pooled: bool) -> None:
+    """Raise ``TypeError`` unless a collection's tables are configs of its kind, in a list."""
+    wanted, other = "EmbeddingBagConfig", "EmbeddingCollection"
+    if not pooled:
+        wanted, other = "EmbeddingConfig", "EmbeddingBagCollection"
+    if isinstance(tables, Mapping) or not hasattr(tables, "__iter__"):
+        raise TypeError(f"{owner}: tables must be a list, each an {wanted}, got {type(tables).__name__}")
+    for k, config in enumerate(tables):
+        if not hasattr(config, "feature_names") or hasattr(config, "pooling") != pooled:
+            way = f" for table {config.name!r}, which {other} takes" if hasattr(config, "feature_names") else ""
+            raise TypeError(f"{owner}: tables[{k}] must be an {wanted}, got {type(config).__name__}{way}")
+
+
 def as_pooling(pooling: Any) -> PoolingType:
     """Return the :class:`PoolingType` for one of ours, one of TorchRec's or a name."""
     value = getattr(pooling, "value", pooling)
@@ -166,18 +180,23 @@ def check_configs(owner: str, configs: Sequence[Any]) -> None:
         if not config.name or "." in config.name or config.name in names:
             raise ValueError(f"{owner}: tables[{k}].name must be distinct and without a dot, got {config.name!r}")
         names.add(config.name)
+        grows = getattr(config, "ev_option", None) is not None
         if not config.feature_names:
             raise ValueError(f"{owner}: tables[{k}].feature_names must have at least one feature, got none")
         for what in ("num_embeddings", "embedding_dim"):
             if getattr(config, what) < 1:
-                raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
+                is_capacity = grows and what == "num_embeddings"
+                raise ValueError(
+                    f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)} for table "
+                    f"{config.name!r}{_CAPACITY if is_capacity else ''}"
+                )
         padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
-        if getattr(config, "ev_option", None) is not None and rows >= 2**31:
+        if grows and rows >= 2**31:
             raise ValueError(
                 f"{owner}: tables[{k}].num_embeddings must be below 2 ** 31 with ev_option, got {rows} for table "
-                f"{config.name!r}: it is the rows that the table starts with, its capacity, and keys may have any value"
+                f"{config.name!r}{_CAPACITY}"
             )
-        if padding is not None and getattr(config, "ev_option", None) is not None:
+        if padding is not None and grows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
         if padding is not None and not -rows <= padding < rows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")

@@ -160,9 +160,10 @@ def _bare_tables(module: torch.nn.Module) -> str:
     tables = ", ".join(name for name, x in module._parameters.items() if x is not None and x.dim() == 2)
     if not tables or isinstance(module, tuple(_CONVERTED)) or not inspect.isfunction(forward):
         return ""
-    code = [step.argval for step in dis.get_instructions(forward) if step.opname.startswith("LOAD_")]
-    for before, name in zip(["", *code], code, strict=False):
-        if name in _FUNCTIONS and (before in ("F", "functional", "torch") or forward.__globals__.get(name) in _LOOKUPS):
+    code = [(step.opname, step.argval) for step in dis.get_instructions(forward) if step.opname.startswith("LOAD_")]
+    for (_, before), (how, name) in zip([("", ""), *code], code, strict=False):
+        is_lookup = forward.__globals__.get(name) in _LOOKUPS if how == "LOAD_GLOBAL" else name in _FUNCTIONS
+        if is_lookup and (how == "LOAD_GLOBAL" or before in ("F", "functional", "torch")):
             return tables
     return ""
 

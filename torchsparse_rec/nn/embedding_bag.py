@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from .._reduction import POOLING
 from .._torch import as_stored
+from ..jagged.checks import check_tensor
 from ..ops.embedding import check_not_empty, look_up_bare, padding_number, with_last_offset
 from ..ops.jagged import nested_to_jagged
 from ..tables.stale import StaleParameter
@@ -28,6 +29,9 @@ __all__ = ["EmbeddingBag"]
 
 def check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
     """Raise ``ValueError`` unless the arguments of a lookup fit each other."""
+    for argument, x in (("offsets", offsets), ("per_sample_weights", per_sample_weights)):
+        if x is not None:
+            check_tensor("EmbeddingBag", argument, x)
     if input.dim() not in (1, 2):
         raise ValueError(f"EmbeddingBag: input must have rank 1 or 2, got shape {tuple(input.shape)}")
     if input.dim() == 2 and offsets is not None:

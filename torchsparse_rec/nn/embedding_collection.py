@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from .._reduction import POOLING, SUM
+from .._torch import is_seen
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from ..jagged.checks import check_contents
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..jagged.keyed_tensor import unchecked
 from ..typing import GradMode
 from .collection import Collection
-from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling
+from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling, check_kinds
 from .plan import Ids
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
@@ -79,6 +81,7 @@ class EmbeddingBagCollection(Collection):
         *,
         grad_mode: GradMode | Literal["default"] | None = "default",
     ) -> None:
+        check_kinds("EmbeddingBagCollection", tables, pooled=True)
         modes = [POOLING[as_pooling(config.pooling).value.lower()] for config in tables]
         super().__init__(tables, modes, device, grad_mode)
         self._is_weighted = is_weighted
@@ -125,9 +128,11 @@ class EmbeddingBagCollection(Collection):
         if not (side_by_side or apart) and x.inverse_indices_or_none() is None:
             raise ValueError(
                 f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes "
-                f"{bags}; lookup() takes features of different batch sizes"
+                f"{repr(dict(zip(x.keys(), bags, strict=True))):.300}; lookup() takes features of different batch sizes"
             )
-        weights = x.weights() if self._is_weighted else None
+        weights = x.weights_or_none() if self._is_weighted else None
+        if self._is_weighted and weights is None:
+            raise ValueError(f"{type(self).__name__}: features must have weights, as is_weighted is True, got none")
         return x, places, Ids(x.values(), x.offsets(), weights, bags, side_by_side)
 
     def output_of(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> KeyedTensor:
@@ -190,6 +195,7 @@ class EmbeddingCollection(Collection):
         *,
         grad_mode: GradMode | Literal["default"] | None = "default",
     ) -> None:
+        check_kinds("EmbeddingCollection", tables, pooled=False)
         super().__init__(tables, [SUM] * len(tables), device, grad_mode)
         self._need_indices = need_indices
 
@@ -213,7 +219,11 @@ class EmbeddingCollection(Collection):
         """See :class:`Collection`."""
         self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
-        return x, self._places(x), Ids(x.values(), None, None, x.length_per_key(), False)
+        counts = x.length_per_key()
+        # The operator sees no lengths: some may be negative where their sums are right.
+        if x.values().is_cpu and not is_seen() and x.lengths().numel() and int(x.lengths().min()) < 0:
+            check_contents(type(self).__name__, features if isinstance(features, KeyedJaggedTensor) else x)
+        return x, self._places(x), Ids(x.values(), None, None, counts, False)
 
     def output_of(self, x: KeyedJaggedTensor, ids: Ids, result: Tensor) -> dict[str, JaggedTensor]:
         """Return the module's output, made of what ``_looked_up`` returns."""

@@ -19,7 +19,7 @@ from ..tables.table import table_if_any
 from ..typing import Combiner
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
-from ._refusals import growing_untraced
+from ._refusals import growing_untraced, refused
 from ._route import PLAIN, look_up_by, route
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
@@ -83,12 +83,28 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
             return growing_untraced(lookup_sparse, params, indices, combiners, sp_weights)
     ids, lengths = ids_of(indices, sp_weights)
     tables = SparseTables(params, combiners)
-    return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
+    try:
+        return tables.look_up(tables.plan, range(len(tables.owners)), ids, lengths)
+    except (IndexError, ValueError) as error:
+        if torch.compiler.is_compiling():
+            raise
+        x = _keyed(indices)
+        raise refused(error, "lookup_sparse", x, x, lambda k, _: (f"indices[{k}]", f" of params[{k}]")) from None
+
+
+class _Number(str):
+    """The number of a table, as the key of its ids: errors show it without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _keyed(indices: Sequence[Any]) -> KeyedJaggedTensor:
+    return as_keyed_jagged_tensor({_Number(k): ids for k, ids in enumerate(indices)}, owner="lookup_sparse: indices")
 
 
 def ids_of(indices: Sequence[Any], sp_weights: Sequence[Any] | None) -> tuple[Ids, list[int]]:
     """Return the ids of all tables, with weights if some have any, and how many each table has."""
-    x = as_keyed_jagged_tensor({str(k): ids for k, ids in enumerate(indices)}, owner="lookup_sparse: indices")
+    x = _keyed(indices)
     return Ids(x.values(), x.offsets(), _weights(x, sp_weights), x.stride_per_key(), False), x.length_per_key()
 
 

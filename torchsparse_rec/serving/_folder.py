@@ -65,7 +65,10 @@ def save_for_serving(model: Module, folder: str | os.PathLike[str]) -> int:
     True
     """
     if not isinstance(model, Module):
-        raise TypeError(f"save_for_serving: model must be a torch.nn.Module, got a {type(model).__name__}")
+        raise TypeError(
+            f"save_for_serving: model must be a torch.nn.Module, got a {type(model).__name__}: call "
+            "save_for_serving(model, folder)"
+        )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     lock = take_lock(place / LOCK)
@@ -120,9 +123,10 @@ def _save(content: dict[str, Any], file: BinaryIO) -> None:
     try:
         torch.save(content, file)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
+        way = ": define the function or class at the top of a module" if "<" in str(error) else ""
         raise TypeError(
             "save_for_serving: model must be one that torch.save can write, got a "
-            f"{type(content['model']).__name__}: {error}"
+            f"{type(content['model']).__name__}: {error}{way}"
         ) from error
     except RuntimeError as error:
         # torch cannot close its archive after a failed write, and raises an error without the reason.
@@ -310,9 +314,11 @@ def load_for_serving(folder: str | os.PathLike[str], *, verify: bool = False, po
     if poll is not None and not poll > 0:
         raise ValueError(f"load_for_serving: poll must be None or above 0, got {poll!r}")
     if not (Path(folder) / MODEL).exists():
+        has_checkpoints = any(Path(folder).glob("*/manifest.json"))
+        way = ": its checkpoints are for checkpoint.load, then publish the model" if has_checkpoints else ""
         raise FileNotFoundError(
             f"load_for_serving: folder must be one in which save_for_serving has published, got {str(folder)!r}, which "
-            f"has no {MODEL}"
+            f"has no {MODEL}{way}"
         )
     return ServedModel(folder, verify, poll)
 

@@ -76,8 +76,8 @@ class ColdRows:
         """
         if any(kind.on_disk for kind in self._kinds):
             raise TypeError(
-                f"EmbeddingVariable {self._store.name!r}: a table with rows on disk cannot be copied or pickled: use "
-                "save()"
+                f"EmbeddingVariable {self._store.name!r}: a table with rows on disk cannot be copied or pickled: "
+                "save() it, and restore() it where it is used or served"
             )
         return {"store": self._store, "option": self._option, "rows": self.tensors()}
 

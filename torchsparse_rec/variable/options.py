@@ -308,7 +308,10 @@ class StorageOption:
             raise ValueError(f"StorageOption: storage_path must be a folder for {self.storage_type.value}, got None")
         sizes = [self.storage_size] if isinstance(self.storage_size, int) else list(self.storage_size)
         if len(sizes) < len(tiers):
-            raise ValueError(f"StorageOption: storage_size must have the bytes of {len(tiers)} tiers, got {len(sizes)}")
+            raise ValueError(
+                f"StorageOption: storage_size must have the bytes of {len(tiers)} tiers, got {len(sizes)}: of all of "
+                f"{self.storage_type.value} but the last"
+            )
         for k, size in enumerate(sizes):
             _check_at_least("StorageOption", f"storage_size[{k}]", size, 1)
         object.__setattr__(self, "storage_size", sizes)

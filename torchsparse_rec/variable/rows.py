@@ -180,9 +180,11 @@ class TableRows:
         """Return the positions of entries to evict: ``wanted`` or, if that is more, a share of the capacity."""
         order = Coldness(entries, self.store.step, by_frequency)
         if order.rows < wanted:
+            evict = "LFUEvict" if by_frequency else "LRUEvict"
+            way = "give more storage_size" if self._most != capacity else f"give {evict} a larger capacity"
             raise RuntimeError(
                 f"EmbeddingVariable {self.store.name!r}: a capacity of {capacity} rows must hold the ids of one step, "
-                f"but {wanted - order.rows} have no room"
+                f"but {wanted - order.rows} have no room: {way}"
             )
         return order.coldest(min(order.rows, max(wanted, capacity // _SHARE)))
 
