@@ -143,6 +143,22 @@ def test_without_what_the_build_needs(torch_version, setuptools_version, why):
     assert (found.returncode, found.stderr) == (1, f"error: the build needs {why}\n")
 
 
+ELSEWHERE = """
+import platform, runpy, sys
+sys.platform, machine = sys.argv[1:]
+platform.machine = lambda: machine
+sys.argv = ["setup.py", "--version"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("system", [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "ppc64le")])
+def test_elsewhere_the_install_stops(system):
+    found = run("-c", ELSEWHERE, *system)
+    where = "torchsparse_rec runs on Linux: on x86-64, and built from source, untested, on aarch64"
+    assert (found.returncode, found.stderr) == (1, f"error: {where}; this is {system[0]} on {system[1]}\n")
+
+
 def test_without_a_compiler(tmp_path):
     """A machine without one is told so in a few lines, before anything is copied or compiled."""
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
