@@ -16,6 +16,8 @@ import pytest
 import torch
 from project.scripts import loaded
 
+import torchsparse_rec
+
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "torchsparse_rec/_C.so"
 
@@ -254,6 +256,13 @@ def test_every_requirement_is_pinned_and_agrees_with_the_project():
                 pins.setdefault(match[1], []).append((path.name, match[2], match[3]))
     assert all(len(set(marker for _, _, marker in places)) == len(places) for places in pins.values()), pins
     assert [(name, marker) for name, _, marker in pins["torch"]] == [("build.txt", None)]
+
+
+def test_a_version_has_one_number_and_one_date():
+    heading = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    version, date = re.fullmatch(r"## \[([\d.]+)\] - (\d{4}-\d\d-\d\d)", heading).groups()
+    assert version == torchsparse_rec.__version__
+    assert f"\nversion: {version}\ndate-released: {date}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_any_torch_of_the_stable_abi_will_do():
