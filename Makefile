@@ -46,14 +46,17 @@ help:
 
 ## train NCF on MovieLens and print HR@10 and NDCG@10
 ncf: $(BUILT) $(VENV)/.examples
+	@echo "by default 30 epochs of ml-100k: about a minute on two cores that are free"
 	$(BIN)/python -m torchsparse_rec.examples.ncf $(ARGS)
 
 ## train Wide & Deep on generated examples and print AUC and log loss
 wide-deep: $(BUILT) $(VENV)/.examples
+	@echo "by default 3 epochs of 262,144 examples: about a minute on two cores that are free"
 	$(BIN)/python -m torchsparse_rec.examples.wide_deep $(ARGS)
 
 ## train DLRM on generated examples of Criteo's shape and print AUC and log loss
 dlrm: $(BUILT) $(VENV)/.examples
+	@echo "by default an epoch of 1,048,576 examples: about 2 minutes on two cores that are free"
 	$(BIN)/python -m torchsparse_rec.examples.dlrm $(ARGS)
 
 ## train DLRM on two processes, which share its tables
@@ -65,6 +68,7 @@ distributed: $(BUILT) $(VENV)/.examples
 ## run the daily tests
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(EMULATE)
+	@echo "the daily tests: about 5 minutes on two cores"
 	$(PYTEST) -m "not full and (touched or daily)" --touched "$(TOUCHED)" -n auto --dist each $(ARGS)
 
 # A run that passes measures the cost of each test: commit tests/costs.txt.
@@ -154,6 +158,7 @@ $(VENV)/.created: $(if $(PYTHON_GIVEN),FORCE)
 	$(PYTHON) -m venv --clear $(VENV) && echo "$$version" > $@
 
 $(VENV)/.requirements: requirements/build.txt requirements/constraints.txt $(VENV)/.created
+	@echo "installing torch into $(VENV): minutes, in which pip is silent; with CUDA it downloads gigabytes"
 	$(PIP) install -q -r requirements/build.txt
 	@touch $@
 
@@ -166,11 +171,13 @@ $(BUILT): $(shell find csrc -type f) setup.py pyproject.toml $(VENV)/.requiremen
 	@touch $@
 
 $(VENV)/.examples $(VENV)/.test $(VENV)/.docs $(VENV)/.wheel: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+	@echo "installing $< into $(VENV): a minute or more, in which pip is silent"
 	$(PIP) install -q -r $<
 	@touch $@
 
 # TensorFlow, FBGEMM and clients are optional. If one has no wheel, the tests that compare with it say so.
 $(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.clients: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+	@echo "installing $< into $(VENV): minutes, in which pip is silent"
 	$(PIP) install -q --only-binary=:all: -r $< || \
 	  echo "$< could not be installed: going on without it"
 	@touch $@

@@ -13,6 +13,7 @@ CUDA_HOME                       the CUDA toolkit (default: that of nvcc on the P
 """
 
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,12 @@ import sys
 import sysconfig
 import warnings
 from pathlib import Path
+
+if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+    sys.exit(
+        "error: torchsparse_rec runs on Linux: on x86-64, and built from source, untested, on aarch64; this is"
+        f" {sys.platform} on {platform.machine()}"
+    )
 
 import setuptools
 
@@ -198,6 +205,11 @@ def choose_cuda() -> tuple[str | None, str]:
 CUDA_HOME, SUMMARY = choose_cuda()
 
 
+EXPECTED = "building _C.so: about 2 minutes on two cores" + (
+    ", and _C_cuda.so: 6 to 7 more for one architecture, twice that for four" if CUDA_HOME else ""
+)
+
+
 def extensions() -> list[CppExtension]:
     """List the libraries to build: _C always, _C_cuda where a toolkit was chosen."""
     if CUDA_HOME is None:
@@ -251,8 +263,11 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
         for compiled in Path(self.build_temp, "csrc/cuda").glob("*.o"):
             if compiled.stat().st_mtime < newest:
                 compiled.unlink()
+        if not SANITIZE:
+            # Not a log message, which -q would swallow.
+            print(f"{EXPECTED}; what is compiled already is not compiled again", flush=True)
         super().build_extensions()
-        print(SUMMARY)  # not a log message, which -q would swallow
+        print(SUMMARY)
 
     def swig_sources(self, sources: list[str], extension: CppExtension) -> list[str]:
         """Return the sources in the order to compile them: the slowest first, else all cores but one wait for them."""

@@ -7,7 +7,8 @@
 #                   `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
 # MINUTES=9.7       for gpu: the time for everything
 # TORCH=2.11.0      for test-torch: which
-# DIST=folder       where `make wheel` leaves what it has built (default dist)
+# DIST=folder       where `make wheel` leaves what it has built, and `make release` all (default dist)
+# TESTS=test        for release: the tests, and whatever else must pass (default test-full lint)
 
 OUT ?= benchmarks/results/gpu
 DIST ?= dist
@@ -15,7 +16,7 @@ TORCH ?= 2.11.0
 KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
 PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
 
-.PHONY: clients mutate gpu prebuilt test-torch wheel wheel-environments
+.PHONY: clients mutate gpu prebuilt test-torch wheel wheel-environments release
 
 # Try what other programs make of our tables, and write docs/clients.md.
 clients: $(BUILT) $(VENV)/.test $(VENV)/.clients
@@ -63,4 +64,21 @@ wheel: $(BUILT) $(VENV)/.wheel
 # Try the wheel in DIST in new environments, with each torch from 2.10 on. Gigabytes are downloaded for each torch, and removed.
 wheel-environments:
 	$(PYTHON) .ci/wheel_environments.py $(DIST) $(ARGS)
+
+# Make in DIST what is handed on of the last commit: after all tests its source, wheels, documentation and checksums. What
+# no program can check is then printed, from docs/developing.md.
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' torchsparse_rec/_version.py)
+TESTS ?= test-full lint
+release:
+	@test -z "$$(git status --porcelain)" || { git status --short; echo "a release is of a commit: commit these first"; exit 1; }
+	@grep -q '^## \[$(VERSION)\] - 20' CHANGELOG.md || { echo "CHANGELOG.md has no date for $(VERSION)"; exit 1; }
+	@test ! -e $(DIST) || { echo "$(DIST) is there already: remove it, or set DIST"; exit 1; }
+	@echo "the tests take an hour on two cores, all else some minutes"
+	$(MAKE) $(TESTS) docs
+	git diff --exit-code --stat -- docs
+	$(MAKE) wheel
+	git archive --prefix=torchsparse_rec-$(VERSION)/ -o $(DIST)/torchsparse_rec-$(VERSION)-source.tar.gz HEAD
+	tar -czf $(DIST)/torchsparse_rec-$(VERSION)-docs.tar.gz -C build --transform 's,^site,torchsparse_rec-$(VERSION)-docs,' site
+	cd $(DIST) && sha256sum *.whl *.tar.gz > SHA256SUMS && cat SHA256SUMS
+	@sed -n '/^Then check by hand:$$/,/^## /{/^## /!p}' docs/developing.md
 

@@ -23,8 +23,8 @@ ENVIRONMENTS = {
     "2.10.0": ("3.10",),
     "2.11.0": ("3.12",),
     "2.12.*": ("3.13",),
-    "2.13.0": ("3.11",),
-    "newest": ("3.14", "3.11"),
+    "2.13.0": ("3.14", "3.11"),
+    "newest": ("3.14t", "3.14", "3.11"),
 }
 
 
@@ -114,9 +114,10 @@ def use() -> None:
 
 
 def interpreter(version: str) -> str | None:
-    """Return a Python of this version that can make environments; None where there is none."""
-    installed = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python"))
-    program = f"import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    """Return a Python of this version (with t: without the GIL) that can make environments; None if there is none."""
+    installed = sorted((Path.home() / ".pyenv/versions").glob(f"{version.removesuffix('t')}.*/bin/python"))
+    t = "'t' * bool(sysconfig.get_config_var('Py_GIL_DISABLED'))"
+    program = f"import sys, sysconfig, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] + {t} != '{version}')"
     for candidate in (f"python{version}", *map(str, installed)):
         found = shutil.which(candidate)
         if found and subprocess.run([found, "-c", program], capture_output=True).returncode == 0:

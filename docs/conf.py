@@ -52,7 +52,7 @@ PACKAGES = [
     "torchsparse_rec.compat.converters",
 ]
 NAVIGATION = {
-    "Getting started": ["docs/tutorials/click_log"],
+    "Getting started": ["docs/tutorials/click_log", "docs/choices"],
     "Tutorials": [
         f"docs/tutorials/{name}"
         for name in ("pytorch", "tensorflow", "feature_columns", "torchrec", "deeprec", "cluster")
@@ -78,7 +78,7 @@ NAVIGATION = {
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],
     "Project": [
         *("docs/design", "compat/PARITY", "benchmarks/results/README", "benchmarks/results/scaling/README"),
-        *("CONTRIBUTING", "docs/developing", "CHANGELOG"),
+        *("CONTRIBUTING", "docs/developing", "SECURITY", "CHANGELOG"),
     ],
 }
 root_doc = "README"

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, rates: Mapping[str, float], **options: Any) -> None:
         super().__init__(**options)
         self.rates, self.defaults = rates, dict[str, Any]()
+        #: What Ctrl-C's line says of the run: how to go on.
+        self.when_interrupted: Callable[[], str] = lambda: ""
 
     def setting(self, flag: str, default: Any, help: str, **options: Any) -> None:
         """Add a setting. Its flag has no default, so that it is known which flags were given."""
@@ -92,6 +95,12 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--threads", type=at_least(1), help="threads of torch and TensorFlow, default torch's choice")
         where = "where tables are, under torchrun; default auto: by their sizes"
         self.add_argument("--plan", choices=plans, help=where)
+
+    def add_folder(self, default: str) -> None:
+        """Add the flags of where a run writes, and of what it goes on from."""
+        self.add_argument("--output-dir", type=Path, help=f"folder for checkpoint/ and curves.png, default {default}")
+        where = "resume, bit for bit, from this folder of checkpoints, by default checkpoint/ of --output-dir"
+        self.add_argument("--resume", type=Path, nargs="?", const=True, metavar="CHECKPOINT", help=where)
 
     def settings(self, given: Mapping[str, Any], saved: Mapping[str, Any] | None = None, path: Any = None) -> Any:
         """Return the settings given, else a checkpoint's or the defaults. Raise ``ValueError`` if it has others."""
@@ -116,6 +125,8 @@ def ending(parser: argparse.ArgumentParser, *unusable: type[Exception]) -> Itera
     """End the process with a line of text if the block raises: code 1 for a loss that is not finite, else 2."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(parser.when_interrupted() if isinstance(parser, Parser) else "") from None
     except FloatingPointError as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
     except unusable as error:

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import shlex
 import sys
 from functools import cache
 
@@ -28,6 +29,7 @@ class Example:
     def __init__(self, command, flags, output, first, line, last):
         self.command, self.flags, self.output = command, flags.split(), output
         self.first, self.line, self.last = first, line, last
+        self.name = command.__name__.rpartition(".")[2]
 
     def into(self, folder, *flags):
         return [*self.flags, self.output, folder, *flags]
@@ -243,6 +245,56 @@ def test_it_refuses_to_go_on_with_other_settings_data_and_nothing_to_do(
         other = [*on, "--criteo" if example.command is wide_deep else "--data", tmp_path / "train.txt"]
     text = refused(capsys, example.command, *other, "--epochs", 2)
     assert f"{saved} was trained on other data, {said['data']}, got " in text
+
+
+def test_ctrl_c_draws_the_curves_and_says_how_to_go_on(example, tmp_path, monkeypatch, capsys):
+    straight, cut, train = tmp_path / "straight", tmp_path / "cut", _common.train
+    flags = list(map(str, example.into(cut, "--epochs", 2)))
+    monkeypatch.setattr(sys, "argv", ["example", *flags])
+    steps = iter(range(100))
+
+    def interrupted(*given):
+        if next(steps) == 8 + 3:
+            raise KeyboardInterrupt
+        return train(*given)
+
+    monkeypatch.setattr(_common, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run(example.command, *flags)
+    if example.command is dlrm:
+        assert str(stopped.value) == f"curves: {cut}/curves.png; no checkpoint has been written from which to go on"
+    else:
+        flags += ["--resume", str(cut / "checkpoint")]
+        assert f"curves: {cut}/curves.png; to go on from step 8: " in str(stopped.value)
+        assert str(stopped.value).endswith(f" {shlex.join(flags)}")
+    assert (cut / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert run(example.command, *flags) == 0
+    assert ("going on from step 8 of " in capsys.readouterr().out) == (example.command is not dlrm)
+    assert run(example.command, *example.into(straight, "--epochs", 2)) == 0
+    assert_same_end(straight, cut)
+
+
+@pytest.mark.parametrize("example", ["ncf", "wide_deep"], indirect=True)
+def test_resume_without_a_path_is_of_the_runs_folder(example, tmp_path, monkeypatch, capsys, undrawn):
+    monkeypatch.chdir(tmp_path)
+    assert f"there is no checkpoint runs/{example.name}/checkpoint" in refused(capsys, example.command, "--resume")
+    assert run(example.command, *example.flags, "--epochs", 1) == 0
+    for folder in ([], ["--output-dir", tmp_path / "runs" / example.name]):
+        text = refused(capsys, example.command, *folder, "--resume", "--epochs", 1)
+        assert f"runs/{example.name}/checkpoint has 1 epochs and 8 steps already" in text
+
+
+def test_a_command_with_another_value_of_a_flag(monkeypatch):
+    for given, then in (
+        ("--a 1", "--a 1 --resume new"),
+        ("--resume", "--resume new"),
+        ("--resume --a 1", "--a 1 --resume new"),
+        ("--resume old --a 1", "--a 1 --resume new"),
+        ("--a 1 --resume new", "--a 1 --resume new"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["program", *given.split()])
+        assert _common.command_line("--resume", "new").endswith(f" {then}")
+        assert _common.command_line().endswith(f" {given}")
 
 
 # ---- Records ---------------------------------------------------------------------------------------------------------

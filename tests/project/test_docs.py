@@ -144,6 +144,12 @@ def issubclass_of_exception(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
 
 
+def test_the_figures_of_choices_are_rows_of_the_results():
+    named = set(re.findall(r"\*(\w+/[\w-]+)\*", (ROOT / "docs/choices.md").read_text()))
+    results = (ROOT / "benchmarks/results/README.md").read_text()
+    assert named and {row for row in named if f"`{row}`: " not in results} == set()
+
+
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_named_files_commands_and_modules_exist(document):
     text = document.read_text()

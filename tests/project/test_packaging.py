@@ -16,6 +16,8 @@ import pytest
 import torch
 from project.scripts import loaded
 
+import torchsparse_rec
+
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "torchsparse_rec/_C.so"
 
@@ -143,6 +145,22 @@ def test_without_what_the_build_needs(torch_version, setuptools_version, why):
     assert (found.returncode, found.stderr) == (1, f"error: the build needs {why}\n")
 
 
+ELSEWHERE = """
+import platform, runpy, sys
+sys.platform, machine = sys.argv[1:]
+platform.machine = lambda: machine
+sys.argv = ["setup.py", "--version"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("system", [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "ppc64le")])
+def test_elsewhere_the_install_stops(system):
+    found = run("-c", ELSEWHERE, *system)
+    where = "torchsparse_rec runs on Linux: on x86-64, and built from source, untested, on aarch64"
+    assert (found.returncode, found.stderr) == (1, f"error: {where}; this is {system[0]} on {system[1]}\n")
+
+
 def test_without_a_compiler(tmp_path):
     """A machine without one is told so in a few lines, before anything is copied or compiled."""
     options = ("--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
@@ -238,6 +256,13 @@ def test_every_requirement_is_pinned_and_agrees_with_the_project():
                 pins.setdefault(match[1], []).append((path.name, match[2], match[3]))
     assert all(len(set(marker for _, _, marker in places)) == len(places) for places in pins.values()), pins
     assert [(name, marker) for name, _, marker in pins["torch"]] == [("build.txt", None)]
+
+
+def test_a_version_has_one_number_and_one_date():
+    heading = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    version, date = re.fullmatch(r"## \[([\d.]+)\] - (\d{4}-\d\d-\d\d)", heading).groups()
+    assert version == torchsparse_rec.__version__
+    assert f"\nversion: {version}\ndate-released: {date}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_any_torch_of_the_stable_abi_will_do():

@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from torchsparse_rec import checkpoint, distributed, optim
 from torchsparse_rec._extras import extra_module, module_of_repository
+from torchsparse_rec._interrupt import command_line
 from torchsparse_rec._progress import progress_bar
 from torchsparse_rec.data import DeviceLoader
 from torchsparse_rec.distributed.torchrun import Ranks, is_under_torchrun, join
@@ -112,6 +113,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self._began = time.perf_counter() - self.seconds
+        #: The folder and the step of the newest checkpoint.
+        self.saved: tuple[Path, int] | None = None
 
     def batches(self, examples: Examples, ranks: Ranks, device: torch.device) -> Iterator[tuple[Any, int, Any]]:
         """Yield this rank's parts of an epoch's batches, each with the batch's size and the part that follows it."""
@@ -160,7 +163,22 @@ class Run:
         run = {"epoch": self.epoch, "batch": self.batch, "step": self.step, "history": self.history}
         run.update(losses=[float(loss) for loss in self.losses], sizes=self.sizes, seconds=began - self._began)
         checkpoint.save(folder, model, optimizer, {**more, "run": run}, delta=delta, keep=2)
+        self.saved = folder, self.step
         self._began += time.perf_counter() - began
+
+    def when_interrupted(self, ranks: Ranks, draw: Callable[[], str] | None, resume: str | None = None) -> str:
+        """Draw the curves so far; return where they are, and the command that goes on, by the flag ``resume``."""
+        if ranks.rank != 0:
+            return ""
+        curves = f"{draw()}; " if draw and self.history else ""
+        if self.saved is None:
+            return f"{curves}no checkpoint has been written from which to go on"
+        folder, step = self.saved
+        if ranks.group is None:
+            again = command_line(resume, folder)
+        else:  # what torchrun was called with is not known here
+            again = f"the same command with {resume} {folder}" if resume else "the same command"
+        return f"{curves}to go on from step {step:,}: {again}"
 
 
 def about(program: str, settings: Any, examples: Examples, device: torch.device) -> dict[str, Any]:
@@ -168,13 +186,21 @@ def about(program: str, settings: Any, examples: Examples, device: torch.device)
     return {"program": program, "settings": vars(settings), "data": examples.name, "device": device.type}
 
 
+def folder_of(arguments: argparse.Namespace, default: str) -> Path:
+    """Return the folder in which a run writes."""
+    if arguments.output_dir is None and isinstance(arguments.resume, Path):
+        return arguments.resume.parent
+    return arguments.output_dir or Path(default)
+
+
 def saved_of(arguments: argparse.Namespace, own: Path, program: str, ranks: Ranks) -> dict[str, Any] | None:
     """Return what the newest checkpoint of --resume says, or under torchrun that of the run's own folder, if any."""
     if arguments.resume is None and ranks.group is None:
         return None
-    saved = ranks.from_first(lambda: newest(arguments.resume or own, program))
+    folder = arguments.resume if isinstance(arguments.resume, Path) else own
+    saved = ranks.from_first(lambda: newest(folder, program))
     if saved is None and arguments.resume is not None:
-        raise FileNotFoundError(f"there is no checkpoint {arguments.resume}")
+        raise FileNotFoundError(f"there is no checkpoint {folder}")
     return saved
 
 
@@ -199,6 +225,7 @@ def load(
             raise ValueError(f"{folder} was trained on other {name}, {saved[name]}, got {value}")
     said = checkpoint.load(folder, model, optimizer, version=saved["number"])
     run, steps = Run(**said["run"]), getattr(arguments, "steps", None)
+    run.saved = folder, run.step
     if ranks.group is None and run.is_over(arguments.epochs, steps):  # a job that torchrun has started anew just ends
         raise ValueError(f"{folder} has {run.epoch} epochs and {run.step} steps already: more must be asked for")
     ranks.print(f"going on from step {run.step:,} of {folder}")
@@ -217,13 +244,18 @@ def line_of_clicks(record: Mapping[str, Any], epochs: int) -> str:
     return f"{place}  held out: {text_of_clicks(record)}  {record['samples_per_second']:,.0f} samples/s"
 
 
-def finish_clicks(history: Sequence[Mapping[str, Any]], folder: Path | None, title: str, checkpoint: Any) -> None:
+def curves_of_clicks(history: Sequence[Mapping[str, Any]], folder: Path, title: str) -> Callable[[], str]:
+    """Return a function that draws a run's curves."""
+    panels = {"log loss": {"training": "loss", "held out": "log_loss"}, "AUC of held-out examples": {"AUC": "auc"}}
+    return lambda: draw(history, folder, title, "step", panels)
+
+
+def finish_clicks(history: Sequence[Mapping[str, Any]], curves: Callable[[], str] | None, checkpoint: Any) -> None:
     """Draw a run's curves; print where they and its checkpoint are, and the last record and the best."""
     last = history[-1]
     best = max(history, key=lambda record: -record["log_loss"] if last["auc"] is None else record["auc"])
-    panels = {"log loss": {"training": "loss", "held out": "log_loss"}, "AUC of held-out examples": {"AUC": "auc"}}
-    if folder is not None:
-        print(f"checkpoint: {checkpoint}, {draw(history, folder, title, 'step', panels)}")
+    if curves is not None:
+        print(f"checkpoint: {checkpoint}, {curves()}")
     of_best = f"best step {best['step']:,}: {text_of_clicks(best)}"
     print(f"last step {last['step']:,}: {text_of_clicks(last)}, {of_best}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -320,6 +321,9 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
     about = _common.about(PROGRAM, settings, examples, arguments.device)
     if saved:
         run, _ = _common.load(saved, model, optimizer, arguments, ranks, **about)
+    to = arguments.checkpoint
+    curves = to and _common.curves_of_clicks(run.history, to, f"DLRM, {settings.tables} tables")
+    parser.when_interrupted = partial(run.when_interrupted, ranks, curves)
 
     def logits(batch: Batch) -> Tensor:
         return model(batch.numbers.to(arguments.device), batch.ids.to(arguments.device))
@@ -342,7 +346,7 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
                 break
     ranks.print(*statistics(model, ranks))
     if ranks.rank == 0:
-        _common.finish_clicks(run.history, arguments.checkpoint, f"DLRM, {settings.tables} tables", folder)
+        _common.finish_clicks(run.history, curves, folder)
     return 0
 
 

@@ -24,6 +24,7 @@ from torchsparse_rec.examples import _common
 from torchsparse_rec.examples._common import GRAD_MODES, Examples, Run
 
 PROGRAM = "python -m torchsparse_rec.examples.ncf"
+RUNS = "runs/ncf"
 RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
 FOLDER_VARIABLE = "TORCHSPARSE_REC_DATA"
 
@@ -280,8 +281,7 @@ def make_parser() -> Parser:
     setting("--seed", 0, "seed of weights, batches and candidates", type=at_least(0))
     add("--epochs", type=at_least(1), default=30, help="epochs in total, default 30")
     parser.add_machine()
-    add("--output-dir", type=Path, help="folder for checkpoint/ and curves.png, default runs/ncf")
-    add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this folder of checkpoints, bit for bit")
+    parser.add_folder(RUNS)
     add("--compare", choices=["tensorflow"], help="train the same network in TensorFlow too, and print both")
     return parser
 
@@ -296,7 +296,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command, and return its exit code. Unusable input ends the process with one line and code 2."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    folder = arguments.output_dir or (arguments.resume.parent if arguments.resume else Path("runs/ncf"))
+    folder = _common.folder_of(arguments, RUNS)
     with ending(parser, ValueError, OSError, ImportError):
         check_alone(arguments, "compare", "resume", "plan", "output_dir")
         ranks = _common.begin(arguments, "safetensors")
@@ -327,6 +327,11 @@ def train(parser: Parser, arguments: Namespace, data: releases.Interactions, fol
     if saved:
         run, said = _common.load(saved, model, optimizer, arguments, ranks, **about)
         generator.set_state(said["generator"])
+    metrics = {"HR@10": "hr", "NDCG@10": "ndcg", "full-HR@10": "full_hr", "full-NDCG@10": "full_ndcg"}
+    panels = {"held-out items": metrics, "training": {"binary cross-entropy": "loss"}}
+    title = f"NeuMF on {data.name}, grad_mode={settings.grad_mode}"
+    curves = partial(_common.draw, run.history, folder, title, "epoch", panels)
+    parser.when_interrupted = partial(run.when_interrupted, ranks, curves, "--resume")
     while not run.is_over(arguments.epochs):
         for batch, size, following in run.batches(examples, ranks, arguments.device):
             loss = _common.train(model, optimizer, model(batch.users, batch.items), batch.labels, ranks)
@@ -337,10 +342,7 @@ def train(parser: Parser, arguments: Namespace, data: releases.Interactions, fol
         ranks.print(f"{place}  {figures} {record['samples_per_second']:,.0f} samples/s")
         run.save(checkpoint, model, optimizer, **about, generator=generator.get_state())
     if ranks.rank == 0:
-        metrics = {"HR@10": "hr", "NDCG@10": "ndcg", "full-HR@10": "full_hr", "full-NDCG@10": "full_ndcg"}
-        panels = {"held-out items": metrics, "training": {"binary cross-entropy": "loss"}}
-        title = f"NeuMF on {data.name}, grad_mode={settings.grad_mode}"
-        print(f"checkpoint: {checkpoint}, {_common.draw(run.history, folder, title, 'epoch', panels)}")
+        print(f"checkpoint: {checkpoint}, {curves()}")
         last, best = run.history[-1], max(run.history, key=lambda record: (record["hr"], record["ndcg"]))
         print(f"last epoch {last['epoch']}: {text(last)}, best epoch {best['epoch']}: {text(best)}")
     return 0

@@ -26,6 +26,7 @@ from torchsparse_rec.examples._common import GRAD_MODES, OPTIMIZERS, RATES, Exam
 from torchsparse_rec.nn.linear import linear
 
 PROGRAM = "python -m torchsparse_rec.examples.wide_deep"
+RUNS = "runs/wide_deep"
 LABEL, NUMBERS = "label", tuple(f"number_{n}" for n in range(10))
 #: How many ids an example has of each categorical feature.
 HOTS = {**{f"ten_hot_{n}": 10 for n in range(3)}, **{f"one_hot_{n}": 1 for n in range(37)}}
@@ -260,9 +261,8 @@ def make_parser() -> Parser:
     add("--steps", type=count, help="stop after this many steps in total")
     add("--evaluate-every", type=count, metavar="STEPS", help="steps between metrics within an epoch")
     parser.add_machine()
-    add("--output-dir", type=Path, help="folder for checkpoint/ and curves.png, default runs/wide_deep")
+    parser.add_folder(RUNS)
     add("--no-checkpoint", action="store_true", help="write no checkpoint, which is as large as the tables")
-    add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this folder of checkpoints, bit for bit")
     add("--compare", choices=["tensorflow"], help="train --steps in TensorFlow too, default 100")
     return parser
 
@@ -297,7 +297,7 @@ def main(argv: list[str] | None = None) -> int:
 def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
     """Train, from a checkpoint if there is one to go on from, and print records."""
     arguments.epochs = arguments.epochs or 3
-    folder = arguments.output_dir or (arguments.resume.parent if arguments.resume else Path("runs/wide_deep"))
+    folder = _common.folder_of(arguments, RUNS)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint"
     saved = _common.saved_of(arguments, checkpoint, PROGRAM, ranks)
@@ -320,6 +320,9 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
     about = _common.about(PROGRAM, settings, examples, arguments.device)
     if saved:
         run, _ = _common.load(saved, model, optimizer, arguments, ranks, **about)
+    title = f"Wide & Deep, {'Criteo' if arguments.criteo else f'{settings.columns} columns'}"
+    curves = _common.curves_of_clicks(run.history, folder, title)
+    parser.when_interrupted = partial(run.when_interrupted, ranks, curves, "--resume")
 
     def logits(batch: Batch) -> Tensor:
         found = transform(batch.columns)
@@ -338,8 +341,7 @@ def train(parser: Parser, arguments: Namespace, ranks: Ranks) -> int:
             if is_over:
                 break
     if ranks.rank == 0:
-        title = f"Wide & Deep, {'Criteo' if arguments.criteo else f'{settings.columns} columns'}"
-        _common.finish_clicks(run.history, folder, title, "none" if arguments.no_checkpoint else checkpoint)
+        _common.finish_clicks(run.history, curves, "none" if arguments.no_checkpoint else checkpoint)
     return 0
 
 
