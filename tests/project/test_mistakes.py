@@ -307,9 +307,9 @@ MISTAKES: dict[str, list[tuple[str, Callable[[Path], object], tuple[str, ...]]]]
     ],
     "optimizer of another mode": [
         (
-            "torch's Adam of sparse gradients",
-            lambda _: trained(nn.Embedding(50, 4, grad_mode="sparse"), torch.optim.Adam),
-            ("Adam", "sparse", "torchsparse_rec.optim"),
+            "torch's Adam of a table that grows",
+            lambda _: trained(nn.EmbeddingVariable(4, name="goods", grad_mode="dense"), torch.optim.Adam),
+            ("'goods'", "torch.optim.Adam", "torchsparse_rec.optim"),
         ),
         (
             "SparseAdam of a table that grows",
@@ -422,11 +422,8 @@ MISTAKES: dict[str, list[tuple[str, Callable[[Path], object], tuple[str, ...]]]]
         ),
     ],
 }
-# The optimizers are torch's, whose errors do not name ours.
-OPEN = {"torch's Adam of sparse gradients", "SparseAdam of a table that grows"}
-TORCHS = pytest.mark.xfail(strict=True, reason="torch's optimizers do not name ours")
 CASES = [
-    pytest.param(call, words, id=f"{kind}: {name}", marks=[TORCHS] if name in OPEN else [])
+    pytest.param(call, words, id=f"{kind}: {name}")
     for kind, mistakes in MISTAKES.items()
     for name, call, words in mistakes
 ]
