@@ -61,7 +61,8 @@ class _Words:
     """Collects the words of a vocabulary."""
 
     def __init__(self, column: VocabularyListCategoricalColumn, max_distinct: int, drop_missing: bool) -> None:
-        self._column, self._most, self._drops = column, max_distinct, drop_missing
+        self._column, self._most = column, max_distinct
+        self._drops = drop_missing and column.drop_missing
         self._counts = WordCounts()
 
     def add(self, batch: RawBatch) -> None:

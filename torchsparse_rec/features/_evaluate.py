@@ -61,7 +61,7 @@ class Evaluation:
             self.ids_of(column, raw.values),
             raw.batch,
             [(raw.width, raw.offsets)],
-            self.present(raw),
+            self.present(raw, column),
             prune=prunes(column) and (self.drops_missing or isinstance(column, VocabularyColumn)),
             borrowed=isinstance(column, (IdentityCategoricalColumn, EmbeddingCategoricalColumn)),
             places=raw.places,
@@ -114,9 +114,9 @@ class Evaluation:
             ids = torch.where(ids < 0, 2**63 - 1, ids)
         return with_default(column, ids)
 
-    def present(self, raw: Raw) -> Tensor | None:
-        """Return a mask of the values that are not missing; None: none is missing."""
-        if not self.drops_missing or raw.width is None:
+    def present(self, raw: Raw, column: Any) -> Tensor | None:
+        """Return a mask of a column's values that are not missing; None: none is missing."""
+        if not (self.drops_missing and column.drop_missing) or raw.width is None:
             return raw.valid
         if raw.valid is None and isinstance(raw.values, Tensor) and not _may_be_marked(raw.values):
             return None
