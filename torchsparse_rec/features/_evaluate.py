@@ -88,9 +88,14 @@ class Evaluation:
         wanted = "string" if getattr(column, "dtype", "int64") == "string" else "integer"
         raw = raw.of_strings() if wanted == "string" else raw
         if raw.kind == wanted:
-            if isinstance(column, EmbeddingCategoricalColumn) and isinstance(raw.values, Tensor):
-                if raw.values.dtype == torch.uint64:  # an id that int64 does not have is an error
-                    as_ids(f"column {column.name!r}", raw.values)
+            values = raw.values
+            if isinstance(column, HashedCategoricalColumn) or isinstance(values, Strings):
+                return raw
+            if values.dtype == torch.uint64:
+                ids = as_ids(f"column {column.name!r}", values).to(torch.int64)
+                # In a graph nothing is checked. There such an id is too large for every table; wrapped, it would be
+                # negative, and left out.
+                raw = replace(raw, values=torch.where(ids < 0, 2**63 - 1, ids))
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"
@@ -108,11 +113,7 @@ class Evaluation:
             assert isinstance(lookup, Vocabulary)
             return oov_ids(lookup(values), values, lookup.size, column.num_oov_buckets, column.default_value)
         assert isinstance(column, IdentityCategoricalColumn) and isinstance(values, Tensor)
-        ids = values.to(torch.int64)
-        if values.dtype == torch.uint64:
-            # Beyond int64 an id is too large for every table; wrapped, it would count as negative and be left out.
-            ids = torch.where(ids < 0, 2**63 - 1, ids)
-        return with_default(column, ids)
+        return with_default(column, values.to(torch.int64))
 
     def present(self, raw: Raw, column: Any) -> Tensor | None:
         """Return a mask of a column's values that are not missing; None: none is missing."""
