@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .._foreign import beside_nan
 from ..jagged import JaggedTensor
 from ..jagged.checks import as_ids
 from ..ops.hash_cross import DEFAULT_HASH_KEY
@@ -99,7 +100,8 @@ class Evaluation:
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"
-            raise ValueError(f"column {column.name!r}: must hold {wanted}s, got {raw.kind}s{dtype}")
+            way_out = beside_nan(raw.values) if raw.kind == "float" and wanted == "integer" else ""
+            raise ValueError(f"column {column.name!r}: must hold {wanted}s, got {raw.kind}s{dtype}{way_out}")
         return raw.blank(wanted)
 
     def ids_of(self, column: Any, values: Tensor | Strings) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._foreign import columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
+from .._foreign import beside_nan, columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
 from ..ops.jagged import lengths_to_offsets, nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
 from .checks import as_ids, check_rows, type_name
@@ -199,7 +199,8 @@ def _of_array(x: Any, owner: str) -> JaggedTensor:
         count, width, offsets = data.shape[0], data.size // max(len(data), 1), None
     kind = values.dtype if isinstance(values, (Tensor, np.ndarray)) else "strings"
     if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_floating_point():
-        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}")
+        way_out = beside_nan(values) if "float" in str(kind) else ""
+        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}{way_out}")
     if offsets is None:
         assert width is not None
         offsets = torch.arange(count + 1) * width
