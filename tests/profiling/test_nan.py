@@ -234,7 +234,9 @@ def test_a_model_that_refuses_its_own_numbers_is_answered() -> None:
     def refuse(x: Tensor) -> Tensor:
         raise FloatingPointError("not finite")
 
-    assert find_nan(torch.nn.Sequential(Called(torch.log), Called(refuse)), X) is not None
+    found = find_nan(torch.nn.Sequential(Called(torch.log), Called(refuse)), X)
+    assert found is not None and found.startswith("module '0' (Called): returns nan in output[0, 1]")
+    assert found.endswith("; then the forward raised FloatingPointError: not finite")
     model = torch.nn.Sequential(Called(refuse))
     with pytest.raises(FloatingPointError, match="not finite"):
         find_nan(model, X)

@@ -60,10 +60,11 @@ def find_nan(model: Module, *inputs: Any, **named: Any) -> str | None:
         model.eval()
         with removing(hooks), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             output = model(*inputs, **named)
-    except Exception:
-        if search.found is None:  # else a model that refuses what it has made
+    except Exception as error:
+        if search.found is None:
             raise
-        return search.found
+        # Most likely the model refuses what it has made; if it is anything else, the error must be seen too.
+        return f"{search.found}; then the forward raised {type(error).__name__}: {error}"
     finally:
         for part in training:
             part.training = True
