@@ -107,7 +107,7 @@ def feature_column_to_tensorflow(column: features.Column) -> Any:
 
     Raises:
         ValueError: for a shared embedding, a normalizer, an initializer that has no configuration, a table that grows,
-            or a column that needs ``adapt()`` first.
+            ``drop_missing=False``, or a column that needs ``adapt()`` first.
 
     Example:
         >>> from torchsparse_rec.features import categorical_column_with_identity
@@ -132,6 +132,12 @@ def _arguments(column: Any, tf: Any) -> dict[str, Any]:
     for field in fields(column):
         value = getattr(column, field.name)
         if field.name in _OWN or (field.name == "ev_option" and value is None):
+            continue
+        if field.name == "drop_missing":
+            if not value:
+                raise ValueError(
+                    f"column {column.name!r}: drop_missing must be True: TensorFlow's columns leave out '' and -1"
+                )
             continue
         if field.name == "ev_option":
             raise ValueError(f"column {column.name!r}: ev_option must be None: TensorFlow's tables do not grow")
@@ -187,8 +193,8 @@ def keras_layer_to_column(layer: Any, key: Any, *, dtype: Any = "string") -> Any
             an integer dtype.
 
     Returns:
-        A column with the layer's ids. Tables trained on them stay valid. In batches with a fixed number of values per
-        example, the column treats the layer's mask, ``""`` and ``-1`` as missing: they have no id.
+        A column with the layer's ids, also for ``""`` and ``-1``. Tables trained on them stay valid. If the mask of a
+        lookup is ``""`` or ``-1``, the column treats it as missing where the number of values per example is fixed.
 
     Raises:
         ValueError: for a layer that is not adapted, and for a layer whose ids no column has. Such layers have salts,
@@ -198,7 +204,7 @@ def keras_layer_to_column(layer: Any, key: Any, *, dtype: Any = "string") -> Any
     Example:
         >>> from torchsparse_rec.compat.keras import Hashing
         >>> keras_layer_to_column(Hashing(1000), "city")
-        HashedCategoricalColumn(key='city', hash_bucket_size=1000)
+        HashedCategoricalColumn(key='city', hash_bucket_size=1000, drop_missing=False)
     """
     if isinstance(layer, Mapping):
         name, config, made = layer["class_name"], dict(layer["config"]), None
@@ -239,7 +245,8 @@ def _refuse(config: Mapping[str, Any], *names: str) -> None:
 
 def _hashing(config: Mapping[str, Any], key: Any, made: Any) -> Any:
     _refuse(config, "salt", "mask_value")
-    return _in_mode(features.categorical_column_with_hash_bucket(key, config["num_bins"], config["dtype"]), config)
+    column = features.categorical_column_with_hash_bucket(key, config["num_bins"], config["dtype"], drop_missing=False)
+    return _in_mode(column, config)
 
 
 def _crossing(config: Mapping[str, Any], key: Any, made: Any) -> Any:
@@ -282,7 +289,9 @@ def _lookup(config: Mapping[str, Any], key: Any, made: Any) -> Any:
                 f"layer: vocabulary must not hold a special token, which no column tells apart, got {token!r}"
             )
     default = len(before) - 1 if unknown else -1
-    column = features.categorical_column_with_vocabulary_list(key, [*before, *words], default_value=default)
+    column = features.categorical_column_with_vocabulary_list(
+        key, [*before, *words], default_value=default, drop_missing=mask in ("", b"", -1)
+    )
     return _in_mode(column, config)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._arrow_memory import elements, strings
+from ._arrow_memory import decoded, elements, strings, without_views
 from ._extras import extra_module
 from .ops.jagged import lengths_to_offsets
 
 _STREAM, _ARRAY = "__arrow_c_stream__", "__arrow_c_array__"
+_INT64 = "pandas makes floats of integers beside missing ones, and astype('Int64') keeps them integers"
+# The examples of a dataset that are read together.
+_ROWS = 10_000
 
 
 def is_arrow(x: Any) -> bool:
@@ -30,7 +33,12 @@ def is_array(x: Any) -> bool:
     if isinstance(x, torch.fx.Proxy):  # which seems to have every method
         return False
     forms = (_ARRAY, _STREAM, "__arrow_array__", "__array__")
-    return isinstance(x, (Tensor, np.ndarray)) or any(hasattr(x, form) for form in forms)
+    return isinstance(x, (Tensor, np.ndarray)) or _is_lazy(x) or any(hasattr(x, form) for form in forms)
+
+
+def _is_lazy(x: Any) -> bool:
+    """Say whether a slice of ``x`` reads its values: that of a column of ``datasets`` does."""
+    return isinstance(x, Sequence) and not isinstance(x, (str, bytes, list, tuple, range))
 
 
 # ---- Batches --------------------------------------------------------------------------------------------------------
@@ -39,6 +47,11 @@ def is_array(x: Any) -> bool:
 def _is_frame(x: Any) -> bool:
     """Say whether ``x`` is a frame of columns that is read as a mapping is: pandas', and those that imitate it."""
     return hasattr(x, "keys") and hasattr(x, "columns")
+
+
+def _is_dataset(x: Any) -> bool:
+    """Say whether ``x`` is one of ``datasets``, which gives batches of Arrow's if it is asked for them."""
+    return hasattr(x, "with_format") and hasattr(x, "iter") and not isinstance(x, torch.fx.Proxy)
 
 
 def columns_by_name(batch: Any, user: str) -> Any:
@@ -59,6 +72,8 @@ def columns_by_name(batch: Any, user: str) -> Any:
     """
     if isinstance(batch, Mapping) or _is_frame(batch):
         return batch
+    if _is_dataset(batch) and hasattr(batch, "num_rows"):  # a stream of examples is no batch
+        batch = batch.with_format("arrow")[:]
     if not (hasattr(batch, _STREAM) or hasattr(batch, _ARRAY)):
         return None
     pa = extra_module("pyarrow", "arrow", user)
@@ -78,6 +93,8 @@ def batches_of(x: Any, user: str) -> Iterable[Any]:
     """Return an iterable of batches unchanged; of one batch itself, or of a stream of Arrow's, the batches in it."""
     if isinstance(x, Mapping) or _is_frame(x):
         return [x]
+    if _is_dataset(x):
+        return x.with_format("arrow").iter(batch_size=_ROWS)
     if hasattr(x, _STREAM):
         return extra_module("pyarrow", "arrow", user).RecordBatchReader.from_stream(x)
     return [x] if hasattr(x, _ARRAY) else x
@@ -91,27 +108,35 @@ def own_array(x: Any, what: str, user: str) -> Any:
     Return another library's array as a numpy or pyarrow array, first by Arrow's protocols, which know nulls.
 
     Args:
-        x: an array for which :func:`is_array` is true; tensors and numpy's own are returned unchanged.
+        x: an array for which :func:`is_array` is true; tensors, and numpy's own but of objects, are returned unchanged.
         what: the beginning of errors: what the array is.
         user: the function that needs pyarrow, for errors.
 
     Raises:
         ValueError: an array that its library does not hand over.
     """
-    if isinstance(x, (Tensor, np.ndarray)):
-        return x
-    is_numpys = isinstance(getattr(x, "dtype", None), np.dtype)
     try:
-        if not (is_numpys and x.dtype.kind in "biuf"):
-            if hasattr(x, _ARRAY) or hasattr(x, "__arrow_array__"):
-                return extra_module("pyarrow", "arrow", user).array(x)
-            if hasattr(x, _STREAM):
-                return extra_module("pyarrow", "arrow", user).chunked_array(x)
-            if not is_numpys and _library(x) == "pandas":  # as objects, its own types would lose what is missing
-                return extra_module("pyarrow", "arrow", user).array(x)
-        return np.asarray(x.__array__())  # numpy itself would pass arguments that few accept
+        own = x[:] if _is_lazy(x) else x
+        is_numpys = isinstance(getattr(own, "dtype", None), np.dtype)
+        if isinstance(own, Tensor) or (isinstance(own, np.ndarray) and own.dtype != object):
+            return own
+        if isinstance(own, (list, np.ndarray)):
+            return extra_module("pyarrow", "arrow", user).array(own)
+        if not (is_numpys and own.dtype.kind in "biuf"):
+            if hasattr(own, _ARRAY) or hasattr(own, "__arrow_array__"):
+                return extra_module("pyarrow", "arrow", user).array(own)
+            if hasattr(own, _STREAM):
+                return extra_module("pyarrow", "arrow", user).chunked_array(own)
+            if not is_numpys and _library(own) == "pandas":  # as objects, its own types would lose what is missing
+                return extra_module("pyarrow", "arrow", user).array(own)
+        return np.asarray(own.__array__())  # numpy itself would pass arguments that few accept
     except Exception as error:
         raise ValueError(f"{what}: {type(x).__name__} cannot be read as an array: {error}") from error
+
+
+def beside_nan(values: Any) -> str:
+    """Return the way out that an error of floats, where integers are wanted, ends with if there is NaN among them."""
+    return f": {_INT64}" if bool(torch.as_tensor(values).isnan().any()) else ""
 
 
 def tensor_of_numpy(x: np.ndarray) -> Tensor:
@@ -150,7 +175,7 @@ def rows_of_arrow(x: Any, what: str) -> Rows:
     import pyarrow as pa
 
     if isinstance(x, pa.ChunkedArray):
-        x = x.combine_chunks()
+        x = without_views(x).combine_chunks()
         if isinstance(x, pa.ChunkedArray):
             x = x.chunk(0) if x.num_chunks else pa.array([], x.type)
     if not isinstance(x, pa.Array):
@@ -201,9 +226,8 @@ def _flat(x: Any, what: str) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor | N
 
         x = pc.run_end_decode(x)
         kind = x.type
-    if pa.types.is_dictionary(kind):
-        x = x.dictionary_decode()
-        kind = x.type
+    x = decoded(x)
+    kind = x.type
     valid = torch.from_numpy(x.is_valid().to_numpy(zero_copy_only=False).copy()) if x.null_count else None
     if pa.types.is_null(kind):
         return torch.zeros(len(x), dtype=torch.int64), valid

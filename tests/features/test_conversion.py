@@ -91,6 +91,10 @@ def test_what_has_no_counterpart_is_refused(tensorflow):
             ),
             "column 'x_embedding': ev_option must be None",
         ),
+        (
+            features.categorical_column_with_hash_bucket("x", 9, drop_missing=False),
+            "column 'x': drop_missing must be True: TensorFlow's columns leave out '' and -1",
+        ),
         (features.embedding_column(USER, 2, initializer=torch.nn.init.zeros_), "initializer must be one of"),
         (features.shared_embeddings([USER], 2)[0], "outside of a graph"),
         (features.categorical_column_with_vocabulary_list("x"), "adapt"),
@@ -136,6 +140,62 @@ def test_hashes_of_integers_are_asked_for():
     assert ids(column, {"x": NUMBERS}) == ours.Hashing(1000)(NUMBERS).tolist()
     with pytest.raises(ValueError, match="dtype must be given for Hashing alone, got 'int64' for IntegerLookup"):
         keras_layer_to_column(ours.IntegerLookup(vocabulary=[1]), "x", dtype="int64")
+
+
+MARKS_STRINGS, MARKS_INTEGERS = [["b"], [""], ["a"], ["?"]], [[7], [-1], [5], [6]]
+
+
+@pytest.mark.parametrize("mode", ["int", "one_hot", "multi_hot", "count"])
+@pytest.mark.parametrize("library", ["ours", pytest.param("keras", marks=pytest.mark.tensorflow)])
+def test_values_that_mark_missing_ones_keep_the_layers_ids(library, mode, request):
+    """TensorFlow's columns leave out the empty string and -1; layers have ids for them, unless they are the mask."""
+    if library == "keras":
+        request.getfixturevalue("tensorflow")
+        import keras
+
+        layers = keras.layers
+    else:
+        layers = ours
+    strings, integers = {"vocabulary": ["a", "b"]}, {"vocabulary": [5, 7]}
+    cases = [
+        (layers.Hashing(10, output_mode=mode), MARKS_STRINGS, "string"),
+        (layers.Hashing(10, output_mode=mode), MARKS_INTEGERS, "int64"),
+        (layers.StringLookup(output_mode=mode, **strings), MARKS_STRINGS, "string"),
+        (layers.StringLookup(output_mode=mode, vocabulary=["a", "", "b"]), MARKS_STRINGS, "string"),
+        (layers.IntegerLookup(output_mode=mode, **integers), MARKS_INTEGERS, "string"),
+        (layers.IntegerLookup(output_mode=mode, vocabulary=[5, -1], oov_token=-2), MARKS_INTEGERS, "string"),
+        (layers.Discretization([0.0, 6.5], output_mode=mode), MARKS_INTEGERS, "string"),
+    ]
+    if mode == "int":
+        cases += [
+            (layers.StringLookup(mask_token="?", **strings), MARKS_STRINGS, "string"),
+            (layers.IntegerLookup(mask_token=6, **integers), MARKS_INTEGERS, "string"),
+        ]
+    if mode in ("int", "one_hot"):
+        cases += [(layers.HashedCrossing(10, output_mode=mode), x, "string") for x in (MARKS_STRINGS, MARKS_INTEGERS)]
+    for layer, inputs, dtype in cases:
+        crosses = type(layer).__name__ == "HashedCrossing"
+        column = keras_layer_to_column(layer, ["x", "y"] if crosses else "x", dtype=dtype)
+        given = np.array(inputs)
+        expected = np.asarray(layer((given, given) if crosses else given))
+        saved = features.column_from_config(column.to_config())
+        transform = FeatureTransform(*(([], [saved]) if mode == "int" else ([saved],)))
+        for x in (given, inputs):
+            made = transform({"x": x, "y": x})
+            result = made.sparse.values() if mode == "int" else made.dense
+            assert result.reshape(expected.shape).tolist() == expected.tolist(), (layer, x)
+
+
+def test_adapt_counts_the_values_that_a_column_keeps():
+    column = features.categorical_column_with_vocabulary_list("x", drop_missing=False)
+    assert FeatureTransform([column]).adapt([{"x": ["", "a", ""]}]).columns[0].vocabulary_list == ("", "a")
+
+
+def test_columns_of_one_call_keep_or_leave_out_each_by_itself():
+    columns = [features.categorical_column_with_hash_bucket(x, 9, "int64", drop_missing=x == "a") for x in "ab"]
+    transform = FeatureTransform(columns)
+    for batch in ({"a": [3, -1], "b": [3, -1]}, {x: torch.tensor([3, -1]) for x in "ab"}):
+        assert transform(batch).sparse.lengths().tolist() == [1, 0, 1, 1]
 
 
 def test_masks_that_columns_leave_out_are_counted_nowhere():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 import torch
 from features.cases import rows_of
 
-from torchsparse_rec import KeyedJaggedCollate, features
+from torchsparse_rec import KeyedJaggedCollate, data, features
 from torchsparse_rec.data import to_record_batch, to_tensors
 from torchsparse_rec.features import FeatureTransform
 from torchsparse_rec.jagged.inputs import as_keyed_jagged_tensor
@@ -62,6 +63,45 @@ class Frame:
         return name in self._columns
 
 
+class Column(Sequence):
+    """A column of ``datasets``, which is read by a slice."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __getitem__(self, place):
+        return self._values[place]
+
+    def __len__(self):
+        return len(self._values)
+
+
+class Dataset:
+    """A data set of ``datasets``: it hands over Arrow's tables if it is asked for them."""
+
+    def __init__(self, table, kind=None):
+        self._table, self._kind, self.num_rows = table, kind, table.num_rows
+
+    def with_format(self, kind):
+        return Dataset(self._table, kind)
+
+    def iter(self, batch_size):
+        assert self._kind == "arrow"
+        return iter([self._table[:2], self._table[2:]])
+
+    def __getitem__(self, place):
+        return self._table[place] if self._kind == "arrow" else {x: self._table[x].to_pylist() for x in COLUMNS}
+
+    def __iter__(self):
+        yield from self._table.to_pylist()
+
+
+def categories(words):
+    """Return words as polars hands categories over: a dictionary of views."""
+    coded = pa.array(words).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(coded.indices, coded.dictionary.cast(pa.string_view()))
+
+
 def every_form():
     yield "lists", COLUMNS
     yield (
@@ -81,6 +121,11 @@ def every_form():
     yield "a stream of columns", handed(TABLE.cast(views))
     coded = TABLE.set_column(1, "word", TABLE["word"].dictionary_encode())
     yield "columns", handed(coded.combine_chunks().to_batches()[0], "__arrow_c_array__")
+    yield "categories", TABLE.set_column(1, "word", categories(COLUMNS["word"]))
+    chunks = pa.chunked_array([categories(["a"]), categories([None, "é"])])
+    yield "categories in chunks", TABLE.set_column(1, "word", chunks)
+    yield "a dataset", Dataset(TABLE)
+    yield "its columns as series", {name: Column(values) for name, values in COLUMNS.items()}
     yield "series", {name: handed(TABLE[name]) for name in COLUMNS}
     series = Series(["a", NAN, "é"], object)
     yield "a frame", Frame(id=handed(TABLE["id"]), word=series, tags=Series([[5, 4], [], [6]], object))
@@ -96,7 +141,8 @@ def every_form():
     if importlib.util.find_spec("datasets"):
         import datasets
 
-        yield "datasets", datasets.Dataset.from_dict(COLUMNS).with_format("arrow")[:]
+        dataset = datasets.Dataset.from_dict(COLUMNS)
+        yield from {"datasets": dataset, "datasets' series": {name: dataset[name] for name in COLUMNS}}.items()
     if importlib.util.find_spec("duckdb"):
         import duckdb
 
@@ -122,7 +168,7 @@ def test_every_form_gives_the_same_ids():
         if form not in ("lists", "torch", "numpy", "a frame"):
             made = as_keyed_jagged_tensor(batch, ["id", "tags"])
             assert {name: rows_of(made, name) for name in IDS} == IDS, form
-            if form != "series":
+            if not form.endswith("series"):  # which are a dict of columns
                 assert to_tensors(batch, fill={"id": 0})["tags"].values().tolist() == [5, 4, 6], form
     reader = pa.RecordBatchReader.from_batches(TABLE.schema, TABLE.to_batches())
     assert to_tensors(reader, fill={"id": 0})["id"].tolist() == [3, 0, 7]  # which can be read once
@@ -166,6 +212,41 @@ def test_nan_is_missing_among_strings_and_a_number_among_numbers():
     assert made.lengths().tolist() == [0] * 4
     with pytest.raises(ValueError, match="adapt.* must see a word, got none"):
         FeatureTransform([features.categorical_column_with_vocabulary_list("x")]).adapt([{"x": [NAN, None]}])
+
+
+def test_marks_and_objects_of_frames():
+    """Read pandas' NA among strings and numbers of lists, and objects of NumPy's as ids."""
+    mark = type("NAType", (), {"__module__": "pandas._libs.missing"})()
+    words = FeatureTransform([features.categorical_column_with_vocabulary_list("x", ["a", "é"])])
+    assert rows_of(words({"x": ["a", mark, "é"]}).sparse, "x") == [[0], [], [1]]
+    number = FeatureTransform([features.numeric_column("x", default_value=9.0)])
+    assert number({"x": [1.5, mark]}).dense.tolist() == [[1.5], [9.0]]
+    rows = np.array([np.array([3, 1]), None], object)
+    for x, wanted in ((np.array([3, None], object), [[3], []]), (rows, [[3, 1], []])):
+        assert rows_of(as_keyed_jagged_tensor({"x": x}), "x") == wanted
+
+
+def test_integers_that_became_floats_are_told_the_way_out():
+    identity = FeatureTransform([features.categorical_column_with_identity("x", 10)])
+    way_out = (
+        r"float64: pandas makes floats of integers beside missing ones, and astype\('Int64'\) keeps them integers$"
+    )
+    for x in (Series([3, NAN], float), np.array([3, NAN]), pa.array([3, NAN])):
+        with pytest.raises(ValueError, match=r"column 'x': must hold integers, got floats, torch." + way_out):
+            identity({"x": x})
+        with pytest.raises(TypeError, match=r"input\['x'\]: must hold integers, the ids, got (torch.)?" + way_out):
+            as_keyed_jagged_tensor({"x": x})
+    with pytest.raises(ValueError, match="got floats, torch.float64$"):
+        identity({"x": [1.5]})
+
+
+def test_categories_of_views_are_written(tmp_path):
+    batch = to_record_batch({"x": categories(["a", None, "é"]), "n": [1, 2, 3]})
+    for kind in ("parquet", "csv", "tfrecord", "prebatched"):
+        path = tmp_path / f"x.{kind}"
+        getattr(data, f"write_{kind}")(path, [batch])
+        words = next(iter(getattr(data, f"read_{kind}")(path))).column("x").to_pylist()
+        assert [x.decode() if isinstance(x, bytes) else x for x in words] == ["a", None, "é"], kind
 
 
 def test_what_is_no_batch_says_so():

@@ -9,7 +9,6 @@ from features.cases import HASHED, HASHED_INTEGERS, IDENTITY, WORDS, ids_of, ope
 
 from torchsparse_rec import JaggedTensor, features, ops
 from torchsparse_rec.features import FeatureTransform
-from torchsparse_rec.nn import EmbeddingBagCollection, EmbeddingBagConfig
 
 # ---- Forms of input -------------------------------------------------------------------------------------------------
 
@@ -216,25 +215,30 @@ def test_a_slice_of_strings_brings_its_own_bytes_alone():
 # ---- Large numbers --------------------------------------------------------------------------------------------------
 
 
-def test_unsigned_numbers_beyond_int64_are_hashed_as_they_are_and_wrapped_by_vocabularies():
+def test_unsigned_numbers_beyond_int64_are_hashed_as_they_are():
     large = torch.tensor([2**63 + 5, 7], dtype=torch.uint64)
-    text = ops.to_hash_bucket_fast([str(2**63 + 5), str(-(2**63) + 5), "7"], 1000).tolist()
-    assert ids_of(HASHED_INTEGERS, large) == [[text[0]], [text[2]]]
-    words = features.categorical_column_with_vocabulary_list("x", [1, 7], num_oov_buckets=1000)
-    assert ids_of(words, large) == [[2 + text[1]], [1]]
+    assert ids_of(HASHED_INTEGERS, large) == [
+        [x] for x in ops.to_hash_bucket_fast([str(2**63 + 5), "7"], 1000).tolist()
+    ]
 
 
 @pytest.mark.parametrize("id", [2**63, 2**64 - 1])
-def test_unsigned_ids_beyond_int64_are_too_large_and_not_negative(id):
-    x = torch.tensor([id, 7], dtype=torch.uint64)
-    two = [IDENTITY, features.categorical_column_with_identity("y", 100)]
-    for columns in ([IDENTITY], two):  # alone, and evaluated together
-        made = FeatureTransform(columns)({"x": x, "y": x})
-        assert rows_of(made.sparse, "x") == [[2**63 - 1], [7]]
-    with pytest.raises(IndexError, match=r"in \[0, 100\), got 9223372036854775807"):
-        EmbeddingBagCollection([EmbeddingBagConfig(100, 2, name="t", feature_names=["x"])])(made.sparse)
+def test_unsigned_ids_beyond_int64_are_errors(id):
+    """Name column, value and place, where wrapped the id would be negative, and another word of a vocabulary."""
+    x = torch.tensor([7, id], dtype=torch.uint64)
+    words = features.categorical_column_with_vocabulary_list("x", [7, id - 2**64], num_oov_buckets=9)
+    together = [IDENTITY, features.categorical_column_with_identity("y", 100)]
     replaced = features.categorical_column_with_identity("x", 100, default_value=3)
-    assert ids_of(replaced, x) == [[3], [7]]
+    message = rf"column 'x': ids must be below 2\*\*63, got {id} at 1: view\(torch.int64\)"
+    for columns in ([IDENTITY], together, [replaced], [words], [features.crossed_column(["y", words], 9)]):
+        with pytest.raises(ValueError, match=message):
+            FeatureTransform(columns)({"x": x, "y": torch.tensor([7, 8])})
+    with pytest.raises(ValueError, match=message):
+        FeatureTransform([features.categorical_column_with_vocabulary_list("x", dtype="int64")]).adapt([{"x": x}])
+    assert ids_of(words, x[:1]) == [[0]] and ids_of(IDENTITY, x[:1]) == [[7]]
+    # A null may hold anything.
+    pa = pytest.importorskip("pyarrow")
+    assert ids_of(IDENTITY, pa.array([id, 7], pa.uint64(), mask=np.array([True, False]))) == [[], [7]]
 
 
 # ---- Rarer containers -----------------------------------------------------------------------------------------------

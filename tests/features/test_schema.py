@@ -40,7 +40,7 @@ def other_batches() -> dict[str, dict[str, Any]]:
         "missing values": torch.tensor([-1, 4, -2]),
         "int32": torch.tensor([4, -1, 2], dtype=torch.int32),
         "unsigned": torch.tensor([4, 255, 2], dtype=torch.uint8),
-        "huge": torch.tensor([4, 2**64 - 1, 2], dtype=torch.uint64),
+        "huge": torch.tensor([4, 2**63 - 1, 2], dtype=torch.uint64),
         "two a row": grid[:, :2],
         "none a row": grid[:, :0],
         "a view": grid.t()[0, :3],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from .._arrow_memory import decoded
 from ._arrow import arrow
 from ._types import is_text, with_leaf
 
@@ -50,8 +51,7 @@ def _with_lists(batch: Any, function: str, separators: Mapping[str, str]) -> Any
     for name, separator in separators.items():
         if name not in columns:
             raise ValueError(f"{function}: split must name columns among {names}, got {name!r}")
-        column = columns[name]
-        column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        column = decoded(columns[name])
         if not is_text(column.type):
             raise ValueError(f"{function}: column {name!r} must hold text to be split, got {column.type}")
         columns[name] = split_text(column, separator)

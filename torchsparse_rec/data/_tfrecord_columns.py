@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arrow_memory import elements, strings
+from .._arrow_memory import decoded, elements, strings
 from ..ops import ExampleColumn, ExampleValues
 from ..typing import ExampleDtype
 from ._arrow import arrow
@@ -35,8 +35,7 @@ def example_columns(batch: Any) -> tuple[dict[str, ExampleColumn], dict[str, Exa
 
 def _column(name: str, array: Any) -> tuple[ExampleColumn, ExampleValues]:
     pa = arrow("TFRecord")
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     present = _bools(array.is_valid()) if array.null_count else None
     if pa.types.is_fixed_size_list(array.type):
         k = array.type.list_size
@@ -73,9 +72,8 @@ def _flat(name: str, array: Any) -> tuple[ExampleDtype, Tensor, Tensor | None]:
     A null has some value.
     """
     pa = arrow("TFRecord")
+    array = decoded(array)
     types, kind = pa.types, array.type
-    if types.is_dictionary(kind):
-        return _flat(name, array.dictionary_decode())
     if types.is_boolean(kind) or types.is_integer(kind):
         dtype: ExampleDtype = "int32" if types.is_int32(kind) else "int64"
         return dtype, _integers(_cast(name, _filled(array), getattr(pa, dtype)())), None

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .._arrow_memory import decoded
 from ._arrow import arrow
 
 # Signed, since torch indexes with them; uint64 only for values beyond int64.
@@ -121,8 +122,7 @@ def cast_stored(array: Any, kind: Any) -> Any:
     """
     if array.type == kind:
         return array
-    if arrow("a column").types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if not (is_integer(array.type) and is_integer(kind)):
         return array.cast(kind)
     for value in _bounds(array):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrow_memory import decoded
 from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
@@ -186,8 +187,7 @@ def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
     ``rows`` is the number of rows before the column's first one, for the error message.
     """
     compute, types = pa.compute, pa.types
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column)
     if name in CATEGORIES:
         if not (is_text(column.type) or types.is_integer(column.type) or types.is_null(column.type)):
             raise ValueError(f"write_criteo: column {name!r} must hold strings or integers, got {column.type}")
@@ -297,8 +297,7 @@ def _numpy(column: Any, kind: Any, missing: float) -> np.ndarray:
 def _raw_ids(pa: Any, name: str, column: Any) -> np.ndarray:
     from pyarrow import compute
 
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column)
     if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
         return _numpy(column, pa.int64(), MISSING)
     strings = column.cast(pa.string())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._arrow_memory import decoded
 from ..files import PathLike, whole_file
 from ._arrow import arrow
 from ._lists import BAR, checked_split, join_items, split_text
@@ -410,8 +411,7 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
 def _text(pa: Any, name: str, column: Any) -> Any:
     """Return a column as values that CSV can hold, lists joined to text; raise ``ValueError`` if it cannot."""
     types = pa.types
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column)
     value = leaf(column.type)
     inner = value.value_type if types.is_dictionary(value) else value
     text = is_text(inner) or types.is_fixed_size_binary(inner) or str(inner) in ("string_view", "binary_view")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrow_memory import decoded, without_views
 from .._foreign import columns_by_name, is_array, own_array, tensor_of_numpy
 from ..jagged import JaggedTensor
 from ..ops.jagged import row_ids_to_offsets
@@ -118,8 +119,7 @@ class _Reader:
         types = self.pa.types
         if types.is_integer(array.type) or types.is_floating(array.type):
             return self.dense(array)
-        if types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        array = decoded(array)
         if is_text(leaf(array.type)) or str(leaf(array.type)) in ("string_view", "binary_view"):
             return array
         if types.is_list(array.type) or types.is_large_list(array.type):
@@ -282,9 +282,9 @@ def _array(pa: Any, name: str, column: Any) -> Any:
     if isinstance(column, Tensor):
         return _numbers(pa, name, column)
     if isinstance(column, pa.ChunkedArray):
-        return column.combine_chunks()
+        return without_views(column).combine_chunks()
     if isinstance(column, pa.Array):
-        return column
+        return without_views(column)
     if isinstance(column, np.ma.MaskedArray):
         raise TypeError(f"to_record_batch: column {name!r} must have no mask: give pa.array(values, mask=...)")
     if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":

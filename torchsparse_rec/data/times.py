@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .._arrow_memory import decoded
 from .._foreign import columns_by_name
 from ._arrow import arrow
 from ._types import is_text
@@ -82,7 +83,7 @@ def with_time_parts(
 def _times(pa: Any, what: str, column: Any, unit: str | None) -> Any:
     """Return a column as timestamps, or as times of a day."""
     types = pa.types
-    column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+    column = decoded(column)
     if types.is_timestamp(column.type) or types.is_time(column.type):
         return column
     if types.is_date(column.type) or types.is_null(column.type):

@@ -151,7 +151,10 @@ class Run:
         speed = samples / (time.perf_counter() - self._began)
         loss = sum(loss * size for loss, size in zip(losses, self.sizes, strict=True)) / samples
         if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss up to step {self.step} is {loss}: a smaller learning rate may help")
+            raise FloatingPointError(
+                f"the loss up to step {self.step} is {loss}: a smaller learning rate may help, and "
+                "torchsparse_rec.profiling.find_nan(model, batch) names the column, table or module that begins it"
+            )
         place = {"epoch": self.epoch + (self.batch > 0), "step": self.step}
         self.history.append({**place, "loss": loss, "samples_per_second": speed, **evaluate()})
         self.losses, self.sizes, self._began = [], [], time.perf_counter()

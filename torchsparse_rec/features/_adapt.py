@@ -13,6 +13,7 @@ import torch
 from .._foreign import batches_of
 from ._base import Column
 from ._categorical import VocabularyListCategoricalColumn
+from ._evaluate import Evaluation
 from ._functions import (
     Compose,
     Standardize,
@@ -65,15 +66,9 @@ class _Words:
         self._counts = WordCounts()
 
     def add(self, batch: RawBatch) -> None:
-        column = self._column
-        wanted = "string" if column.dtype == "string" else "integer"
-        raw = batch.raw(column.key, column.name)
-        raw = raw.of_strings() if wanted == "string" else raw
-        if raw.is_all_null():
-            return
-        if raw.kind != wanted:
-            raise ValueError(f"column {column.name!r}: must hold {wanted}s, got {raw.kind}s")
-        self._counts.add(raw.values, raw.present() if self._drops else raw.valid)
+        column, evaluation = self._column, Evaluation(batch, {}, self._drops)
+        raw = evaluation.raw_for(column)
+        self._counts.add(raw.values, evaluation.present(raw, column))
         if len(self._counts) > self._most:
             raise ValueError(
                 f"column {column.name!r}: there must be at most max_distinct={self._most} different words, got more: "
@@ -151,8 +146,6 @@ def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:
 
 def _numbers(column: NumericColumn, batch: RawBatch) -> Any:
     """Return a column's numbers of a batch, ``[B, width]`` float32; NaN where a null is, which has no default."""
-    from ._evaluate import Evaluation
-
     raw = batch.raw(column.key, column.name)
     if raw.valid is None or column.default_value is not None:
         return Evaluation(batch, {}, True).numbers(column).numpy()

@@ -18,6 +18,8 @@ class LeafColumn(CategoricalColumn):
     """A categorical column that reads one feature, and has the feature's name."""
 
     key: str
+    #: Whether -1 and the empty string, where the number of values is fixed, mean a missing value.
+    drop_missing: bool = True
 
     @property
     def name(self) -> str:
@@ -61,6 +63,7 @@ class HashedCategoricalColumn(LeafColumn):
     key: str
     hash_bucket_size: int
     dtype: str = "string"
+    drop_missing: bool = True
 
     def __post_init__(self) -> None:
         make_fields_plain(self)
@@ -132,6 +135,7 @@ class VocabularyListCategoricalColumn(VocabularyColumn):
     default_value: int = -1
     num_oov_buckets: int = 0
     max_tokens: int | None = None
+    drop_missing: bool = True
 
     def __post_init__(self) -> None:
         make_fields_plain(self)
@@ -278,7 +282,7 @@ def categorical_column_with_identity(
 
 
 def categorical_column_with_hash_bucket(
-    key: str, hash_bucket_size: int, dtype: Any = "string"
+    key: str, hash_bucket_size: int, dtype: Any = "string", *, drop_missing: bool = True
 ) -> HashedCategoricalColumn:
     """
     Make a column of ids that are hashes of strings' bytes or of integers' decimal text.
@@ -287,6 +291,8 @@ def categorical_column_with_hash_bucket(
         key: the feature.
         hash_bucket_size: the number of buckets.
         dtype: the dtype of the feature: ``"string"`` (default), or an integer dtype.
+        drop_missing: whether ``-1`` and ``""`` mean a missing value, as in TensorFlow, where the number of values per
+            example is fixed (default). False: they are hashed, as in Keras.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -299,7 +305,7 @@ def categorical_column_with_hash_bucket(
         >>> FeatureTransform([color])({"color": ["green", "", "red"]}).sparse
         KeyedJaggedTensor({'color': [[704], [], [910]]})
     """
-    return HashedCategoricalColumn(key, hash_bucket_size, dtype)
+    return HashedCategoricalColumn(key, hash_bucket_size, dtype, drop_missing)
 
 
 def categorical_column_with_embedding(
@@ -347,6 +353,7 @@ def categorical_column_with_vocabulary_list(
     num_oov_buckets: int = 0,
     *,
     max_tokens: int | None = None,
+    drop_missing: bool = True,
 ) -> VocabularyListCategoricalColumn:
     """
     Make a column of ids that are the places of strings or integers in a list.
@@ -361,6 +368,8 @@ def categorical_column_with_vocabulary_list(
         default_value: the id of values that are not in the list. Default -1: none.
         num_oov_buckets: the number of ids for values that are not in the list, instead of a default. Default 0.
         max_tokens: the largest number of words that ``adapt()`` finds. Default: all.
+        drop_missing: whether ``-1`` and ``""`` mean a missing value, as in TensorFlow, where the number of values per
+            example is fixed (default). False: they are values like others, as in Keras.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -374,7 +383,7 @@ def categorical_column_with_vocabulary_list(
         KeyedJaggedTensor({'color': [[1], [3], [0]]})
     """
     words = None if vocabulary_list is None else tuple(as_list(vocabulary_list))
-    return VocabularyListCategoricalColumn(key, words, dtype, default_value, num_oov_buckets, max_tokens)
+    return VocabularyListCategoricalColumn(key, words, dtype, default_value, num_oov_buckets, max_tokens, drop_missing)
 
 
 def categorical_column_with_vocabulary_file(

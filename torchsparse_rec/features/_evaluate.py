@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .._foreign import beside_nan
 from ..jagged import JaggedTensor
 from ..jagged.checks import as_ids
 from ..ops.hash_cross import DEFAULT_HASH_KEY
@@ -61,7 +62,7 @@ class Evaluation:
             self.ids_of(column, raw.values),
             raw.batch,
             [(raw.width, raw.offsets)],
-            self.present(raw),
+            self.present(raw, column),
             prune=prunes(column) and (self.drops_missing or isinstance(column, VocabularyColumn)),
             borrowed=isinstance(column, (IdentityCategoricalColumn, EmbeddingCategoricalColumn)),
             places=raw.places,
@@ -88,13 +89,18 @@ class Evaluation:
         wanted = "string" if getattr(column, "dtype", "int64") == "string" else "integer"
         raw = raw.of_strings() if wanted == "string" else raw
         if raw.kind == wanted:
-            if isinstance(column, EmbeddingCategoricalColumn) and isinstance(raw.values, Tensor):
-                if raw.values.dtype == torch.uint64:  # an id that int64 does not have is an error
-                    as_ids(f"column {column.name!r}", raw.values)
+            values = raw.values
+            if isinstance(column, HashedCategoricalColumn) or isinstance(values, Strings):
+                return raw
+            if values.dtype == torch.uint64:
+                ids = as_ids(f"column {column.name!r}", values).to(torch.int64)
+                # In a graph nothing is checked. There such an id is too large for every table; wrapped, it would be
+                # negative, and left out.
+                raw = replace(raw, values=torch.where(ids < 0, 2**63 - 1, ids))
             return raw
         if not raw.is_all_null():
             dtype = "" if isinstance(raw.values, Strings) else f", {raw.values.dtype}"
-            way = ""
+            way = beside_nan(raw.values) if raw.kind == "float" and wanted == "integer" else ""
             if isinstance(raw.values, Strings):
                 others = "categorical_column_with_hash_bucket, or one with a vocabulary, takes strings"
                 way = f": {others if isinstance(column, IdentityCategoricalColumn) else 'a dtype of string takes them'}"
@@ -112,15 +118,11 @@ class Evaluation:
             assert isinstance(lookup, Vocabulary)
             return oov_ids(lookup(values), values, lookup.size, column.num_oov_buckets, column.default_value)
         assert isinstance(column, IdentityCategoricalColumn) and isinstance(values, Tensor)
-        ids = values.to(torch.int64)
-        if values.dtype == torch.uint64:
-            # Beyond int64 an id is too large for every table; wrapped, it would count as negative and be left out.
-            ids = torch.where(ids < 0, 2**63 - 1, ids)
-        return with_default(column, ids)
+        return with_default(column, values.to(torch.int64))
 
-    def present(self, raw: Raw) -> Tensor | None:
-        """Return a mask of the values that are not missing; None: none is missing."""
-        if not self.drops_missing or raw.width is None:
+    def present(self, raw: Raw, column: Any) -> Tensor | None:
+        """Return a mask of a column's values that are not missing; None: none is missing."""
+        if not (self.drops_missing and column.drop_missing) or raw.width is None:
             return raw.valid
         if raw.valid is None and isinstance(raw.values, Tensor) and not _may_be_marked(raw.values):
             return None

@@ -110,7 +110,7 @@ def evaluate_groups(
 def _missing(column: Any, raw: Raw, drops: bool) -> int:
     """Return which values of a column of integers are missing: 0 none, 1 values of -1, 2 negative values."""
     assert isinstance(raw.values, Tensor)
-    if not drops or not raw.values.dtype.is_signed:
+    if not (drops and column.drop_missing) or not raw.values.dtype.is_signed:
         return 0
     # An identity column without a default has no ids for negative numbers. Rows of any length have no mark.
     return 2 if prunes(column) else 0 if raw.width is None else 1

@@ -236,8 +236,11 @@ def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | 
     """
     Return the numbers or strings of a flat list, and a mask that is false for what is missing; no mask if nothing is.
 
-    Missing is None, and NaN among strings: frames of objects have no other mark for a missing string.
+    Missing is None, pandas' NA, and NaN among strings: frames of objects have no other mark for a missing string.
     """
+    marks = {kind for kind in set(map(type, x)) if kind.__module__.startswith("pandas.") and kind.__name__ == "NAType"}
+    if marks:
+        x = [None if type(item) in marks else item for item in x]
     there = [item is not None for item in x]
     some = next((item for item in x if item is not None and not _is_nan(item)), None)
     if isinstance(some, (str, bytes)):

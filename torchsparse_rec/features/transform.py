@@ -195,14 +195,17 @@ class FeatureTransform(torch.nn.Module):
 
     # ---- A batch ----------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any) -> Features:
-        """Transform a batch, see :class:`FeatureTransform`."""
+    def _evaluation(self, batch: Any) -> Evaluation:
         if self._unready:
             raise ValueError(
                 f"FeatureTransform: adapt() must find what column {self._unready[0]!r} needs before it is used"
             )
         lookups = {column: self._lookups[place] for column, place in self._place.items()}
-        evaluation = Evaluation(RawBatch(batch, self._home.device), lookups, self.drop_missing)
+        return Evaluation(RawBatch(batch, self._home.device), lookups, self.drop_missing)
+
+    def forward(self, batch: Any) -> Features:
+        """Transform a batch, see :class:`FeatureTransform`."""
+        evaluation = self._evaluation(batch)
         made = {
             kind: evaluate_groups(evaluation, groups, self._assemblers[kind], kind)
             for kind, groups in self._groups.items()

@@ -97,8 +97,6 @@ def oov_ids(places: Tensor, values: Tensor | Strings, size: int, num_oov: int, d
         return places if default == -1 else torch.where(places < 0, default, places)
     if num_oov == 1:
         return torch.where(places < 0, size, places)
-    if isinstance(values, Tensor) and values.dtype == torch.uint64:
-        values = values.view(torch.int64)  # as TensorFlow casts them before it hashes
     return torch.where(places < 0, size + hashed(values, num_oov), places)
 
 

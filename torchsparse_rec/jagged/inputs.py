@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._foreign import columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
+from .._foreign import beside_nan, columns_by_name, is_array, is_arrow, own_array, rows_of_arrow, tensor_of_numpy
 from .._torch import is_watched
 from ..ops.jagged import lengths_to_offsets, nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
@@ -211,8 +211,8 @@ def _of_array(x: Any, owner: str) -> JaggedTensor:
     kind = values.dtype if isinstance(values, (Tensor, np.ndarray)) else "strings"
     if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_floating_point():
         is_text = kind == "strings" or getattr(kind, "kind", "") in "SUO"
-        way = WAY_OF_STRINGS if is_text else "give int64, in which pyarrow's and pandas' (Int64) nulls are missing ids"
-        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}: {way}")
+        way = f": {WAY_OF_STRINGS}" if is_text else beside_nan(values)
+        raise TypeError(f"{owner}: must hold integers, the ids, got {kind}{way}")
     if offsets is None:
         assert width is not None
         offsets = torch.arange(count + 1) * width
