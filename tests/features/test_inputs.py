@@ -236,6 +236,7 @@ def test_unsigned_ids_beyond_int64_are_errors(id):
     with pytest.raises(ValueError, match=message):
         FeatureTransform([features.categorical_column_with_vocabulary_list("x", dtype="int64")]).adapt([{"x": x}])
     assert ids_of(words, x[:1]) == [[0]] and ids_of(IDENTITY, x[:1]) == [[7]]
+    assert FeatureTransform([IDENTITY], drop_missing=False).to("meta")({"x": x}).sparse.values().shape == (2,)
     # A null may hold anything.
     pa = pytest.importorskip("pyarrow")
     assert ids_of(IDENTITY, pa.array([id, 7], pa.uint64(), mask=np.array([True, False]))) == [[], [7]]

@@ -93,7 +93,7 @@ class Evaluation:
             if isinstance(column, HashedCategoricalColumn) or isinstance(values, Strings):
                 return raw
             if values.dtype == torch.uint64:
-                ids = as_ids(f"column {column.name!r}", values).to(torch.int64)
+                ids = (values if values.is_meta else as_ids(f"column {column.name!r}", values)).to(torch.int64)
                 # In a graph nothing is checked. There such an id is too large for every table; wrapped, it would be
                 # negative, and left out.
                 raw = replace(raw, values=torch.where(ids < 0, 2**63 - 1, ids))
