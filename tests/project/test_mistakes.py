@@ -259,7 +259,7 @@ MISTAKES: dict[str, list[tuple[str, Callable[[Path], object], tuple[str, ...]]]]
         (
             "NaN among ids",
             lambda _: bags()({"user": np.array([3.0, np.nan]), "item": np.array([1, 2]), "seen": np.array([1, 2])}),
-            ("'user'", "float64", "int64"),
+            ("'user'", "float64", "Int64"),
         ),
         (
             "an integer that a float rounds",
