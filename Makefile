@@ -67,6 +67,7 @@ distributed: $(BUILT) $(VENV)/.examples
 # The daily tests, and all tests of what has been touched. Each process collects other files.
 ## run the daily tests
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
+	@echo "the emulated CUDA kernels: 4 minutes on two cores to compile them all, nothing where none has changed"
 	$(EMULATE)
 	@echo "the daily tests: about 5 minutes on two cores"
 	$(PYTEST) -m "not full and (touched or daily)" --touched "$(TOUCHED)" -n auto --dist each $(ARGS)

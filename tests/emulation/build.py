@@ -138,11 +138,7 @@ def _build_in(folder: Path, ninja: str) -> Path:
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
     # Without make's flags: they name a job server that only make may use.
     environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
-    command = [ninja, "-C", folder, "-j", jobs]
-    planned = subprocess.run([*command, "-n"], env=environment, capture_output=True, text=True).stdout
-    if steps := sum(line.startswith("[") for line in planned.splitlines()):
-        print(f"compiling {steps} files of the emulated CUDA kernels: all take 4 minutes on two cores", flush=True)
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    result = subprocess.run([ninja, "-C", folder, "-j", jobs], env=environment, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(f"compiling the emulated CUDA kernels failed:\n{result.stdout}{result.stderr}")
     if "warning:" in result.stdout:
