@@ -200,6 +200,13 @@ class ByImport(torch.nn.Module):
         return embedding(ids, self.table)
 
 
+def test_converting_draws_no_random_number():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    nn.convert(torch.nn.Embedding.from_pretrained(torch.zeros(2, 2)), grad_mode="sparse")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_tables_that_are_no_modules_are_named():
     model = torch.nn.ModuleDict({"qr": QuotientsAndRemainders(), "child": ByNameAlone(), "imported": ByImport()})
     with pytest.warns(UserWarning) as caught:
