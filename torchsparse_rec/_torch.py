@@ -72,6 +72,9 @@ any_requires_grad: Callable[..., bool] = private("_C._any_requires_grad", _any_r
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
 set_grad: Callable[[Tensor, Tensor | None], None] = Tensor.grad.__set__  # type: ignore[union-attr]
 
+# Whether an operator has an implementation for a dispatch key.
+has_kernel: Callable[[str, str], bool] = private("_C._dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+
 # A context in which no mode, as that of fake tensors, has a say.
 below_modes: Callable[[], Any] = private("_C._DisableTorchDispatch", nullcontext)
 

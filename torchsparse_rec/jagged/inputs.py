@@ -210,7 +210,7 @@ def _of_array(x: Any, owner: str) -> JaggedTensor:
         count, width, offsets = data.shape[0], data.size // max(len(data), 1), None
     kind = values.dtype if isinstance(values, (Tensor, np.ndarray)) else "strings"
     if not isinstance(values, Tensor) or values.dtype == torch.bool or values.is_floating_point():
-        is_text = kind == "strings" or getattr(kind, "kind", "") in "SUO"
+        is_text = kind == "strings" or getattr(kind, "kind", " ") in "SUO"
         way = f": {WAY_OF_STRINGS}" if is_text else beside_nan(values)
         raise TypeError(f"{owner}: must hold integers, the ids, got {kind}{way}")
     if offsets is None:

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import utils
 
+from .._torch import has_kernel
 from ..tables.gradients import coalesced
-from ..tables.part import plain
+from ..tables.part import plain, refuse_norm
 from ..tables.table import split_part, table_if_any
 from ._in_backward import already_written
 
@@ -33,6 +34,7 @@ def _norm_of_sparse(
     """Return the norm of all elements of a COO tensor; rows that occur more than once are merged before."""
     if dim or keepdim or ord < 0:
         raise NotImplementedError("linalg.vector_norm of a sparse tensor takes neither dim, keepdim nor a negative ord")
+    refuse_norm(x)
     values = plain(coalesced(x)._values())
     if not values.numel():  # torch finds no largest element of an empty tensor
         values = values.new_zeros(1)
@@ -42,7 +44,7 @@ def _norm_of_sparse(
 # By this operator torch's clipping, and what trainers make of it, takes the norm of a gradient. torch has none for
 # sparse tensors, so nothing that works changes. Should it get one, torch's counts.
 for _key in ("SparseCPU", "SparseCUDA"):
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_vector_norm", _key):
+    if not has_kernel("aten::linalg_vector_norm", _key):
         _ATEN.impl("linalg_vector_norm", _norm_of_sparse, _key)
 
 

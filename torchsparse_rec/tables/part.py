@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("Part", "PartGradient", "are_apart", "are_left_out", "mark_gradient", "part_state", "passed_on", "plain"),
-    "refuse_one_rank",
+    *("refuse_norm", "refuse_one_rank"),
 ]
 
 
@@ -92,6 +92,9 @@ _NORMS = [torch.nn.utils.clip_grad_norm_.__wrapped__, torch.nn.utils.get_total_n
 _TAKES_NORMS = [function.__code__ for function in _NORMS]
 
 
+_ONE_NORM = "torch.nn.utils takes the norm of only this rank's rows: call torchsparse_rec.optim.clip_grad_norm_"
+
+
 def _function_of(frame: FrameType) -> FrameType:
     """Return the frame of the function, where a list in it has a separate frame, as until Python 3.11."""
     return frame.f_back if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None else frame
@@ -102,7 +105,7 @@ def _obstacle(reader: FrameType) -> str | None:
     caller = _function_of(reader)
     name = caller.f_globals.get("__name__")
     if name == _CLIPPING and caller.f_code in _TAKES_NORMS:
-        return "torch.nn.utils takes the norm of only this rank's rows: call torchsparse_rec.optim.clip_grad_norm_"
+        return _ONE_NORM
     if name == _SCALING:
         return (
             "torch.amp.GradScaler finds only this rank's infinities, and scales would differ between ranks: take "
@@ -174,7 +177,15 @@ def mark_gradient(grad: Tensor) -> None:
     """
     Make a part's gradient a ``PartGradient``, if it is a plain strided tensor.
 
-    A COO gradient stays unchanged: backwards add to it by functions that take no subclass.
+    A COO gradient keeps its class, as backwards add to it by functions that take no subclass, and gets a mark.
     """
     if type(grad) is Tensor and grad.layout is torch.strided:
         grad.__class__ = PartGradient  # type: ignore[assignment]
+    elif grad.layout is torch.sparse_coo:
+        grad.is_of_part = True  # type: ignore[attr-defined]
+
+
+def refuse_norm(grad: Tensor) -> None:
+    """Raise ``RuntimeError`` if a COO tensor, of which torch takes the norm, is a gradient of one rank's part."""
+    if getattr(grad, "is_of_part", False):
+        raise RuntimeError(f"a gradient is of a table that is split over ranks, but {_ONE_NORM}")
