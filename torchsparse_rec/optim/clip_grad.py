@@ -31,10 +31,11 @@ _ATEN = torch.library.Library("aten", "IMPL")
 def _norm_of_sparse(
     x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return the norm of all elements of a COO tensor; rows that occur more than once are merged before."""
-    if dim or keepdim or ord < 0:
-        raise NotImplementedError("linalg.vector_norm of a sparse tensor takes neither dim, keepdim nor a negative ord")
+    """Return torch's ``linalg.vector_norm`` of a COO tensor; rows that occur more than once are merged before."""
     refuse_norm(x)
+    if dim or keepdim or ord < 0:  # in these the elements that are not stored count by themselves
+        x_dense = coalesced(x).to_dense()
+        return torch.linalg.vector_norm(x_dense, ord, dim, keepdim, dtype=dtype).to(dtype or x.dtype)
     values = plain(coalesced(x)._values())
     if not values.numel():  # torch finds no largest element of an empty tensor
         values = values.new_zeros(1)
