@@ -51,6 +51,15 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest
     assert tiers.read(tiers.COSTS) == {"a.py::f": 0.75, "a.py::g": 12.5}
 
 
+def test_a_slower_machine_measures_the_same_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "COSTS", tmp_path / "costs.txt")
+    tiers.write(tiers.COSTS, {"a.py::f": 0.5, "a.py::g": 4.0, "a.py::h": 1.0, "a.py::tiny": 0.01})
+    measured = {"a.py::f": 1.0, "a.py::g[a]": 8.0, "a.py::h": 10.0, "a.py::new": 3.0, "a.py::tiny": 0.5}
+    tiers.write(tmp_path / "measured.txt", measured)
+    tiers.main(tmp_path / "measured.txt")
+    assert tiers.read(tiers.COSTS) == {"a.py::f": 0.5, "a.py::g": 4.0, "a.py::h": 5.0, "a.py::new": 1.5, "a.py::tiny": 0.25}
+
+
 @pytest.mark.parametrize("parts", [1, 2, 5])
 @pytest.mark.parametrize("touched", ["", "everything"])
 def test_each_file_is_in_the_part_of_one_process(parts: int, touched: str) -> None:
