@@ -3,8 +3,8 @@ Which cases run every day: as many as fit in a budget of the processor's time.
 
 ``tests/costs.txt`` says of each test function how many seconds of a processor all its cases take, their child processes
 included; ``make test-full`` measures it, in the seconds of the machine that measured first. From it collection gives
-the mark ``daily``: a cheap function is daily as a whole, of a dearer one as many cases as its share buys. Daily whatever
-they cost are tests with the mark ``always``, and of the tests that notice a planted fault the cheapest
+the mark ``daily``: a cheap function is daily as a whole, of a dearer one as many cases as its share buys. Daily at
+any cost are tests with the mark ``always``, and of the tests that notice a planted fault the cheapest
 (``tests/mutations/noticed.txt``). A test with the mark ``slow`` is never daily, nor run under sanitizers; one with the
 mark ``full`` takes minutes: only ``make test-full`` runs it.
 """
