@@ -122,7 +122,7 @@ def test_the_norm_of_one_ranks_gradient_raises(how: str, before: str) -> None:
 
 
 @pytest.mark.parametrize("how", NORMS)
-def test_the_norm_of_a_coo_gradient_is_refused_by_torch(how: str) -> None:
+def test_the_norm_of_one_ranks_coo_gradient_raises(how: str) -> None:
     parameter = parameter_with("coo")
     with pytest.raises(RuntimeError, match=f"a gradient is of a table that is split over ranks.*{OURS}"):
         NORMS[how](parameter.grad)

@@ -34,8 +34,7 @@ def _norm_of_sparse(
     """Return torch's ``linalg.vector_norm`` of a COO tensor; rows that occur more than once are merged before."""
     refuse_norm(x)
     if dim or keepdim or ord < 0:  # in these the elements that are not stored count by themselves
-        x_dense = coalesced(x).to_dense()
-        return torch.linalg.vector_norm(x_dense, ord, dim, keepdim, dtype=dtype).to(dtype or x.dtype)
+        return torch.linalg.vector_norm(coalesced(x).to_dense(), ord, dim, keepdim, dtype=dtype)
     values = plain(coalesced(x)._values())
     if not values.numel():  # torch finds no largest element of an empty tensor
         values = values.new_zeros(1)
