@@ -14,6 +14,8 @@
 // * last_steps empty: no rows are flushed. That is right where the rule does not move idle rows, where every step has
 //   rows = all, and is the rule called lazy otherwise. A named row whose g is zero in every column (-0 is zero, NaN is
 //   not) then counts as one that is not named: it is left alone, states and all.
+// * Where decay is for rows with a gradient alone (decay_seen is 1), a row whose g is zero in every column makes the
+//   step without decay, whether it is named or not: it moves as idle rows do.
 // * whole: none, or with last_steps one number per table: a table of at most whole[k] times as many rows as the call
 //   names of it is stepped whole: its other rows too are flushed and make the step, with gradient zero. That is what
 //   later idle steps come to, to rounding, and costs less than to catch up with most of a table's rows time and again.
@@ -185,7 +187,8 @@ inline void check_catching_up(const char* op, const std::vector<Tensor>& last_st
 }
 
 // A step whose rows are named leaves the others idle: they must have a map.
-inline void check_idle_rows(const char* op, const OptimizerRule& rule) {
+inline void check_idle_rows(const char* op, const OptimizerRule& given) {
+  const OptimizerRule rule = idle_rule(given);
   TSR_CHECK_VALUE(has_idle_maps(rule), op, ": rule must be one whose idle rows move by a map, got ", rule.index());
   dispatch_map(rule, [&](const auto& optimizer) {
     TSR_CHECK_VALUE(optimizer.motion().kind != IdleMotion::kNoClosedForm, op,
@@ -267,7 +270,7 @@ inline OptimizerRule check_row_optimizer_advance(const Tensor& history, int64_t 
   check_optimizer_steps(op, step, base, /*least=*/1);
   check_history(op, history, step - base);
   TSR_CHECK_VALUE(history.is_contiguous(), op, ": history must be contiguous, as it is written in place");
-  return rule;
+  return idle_rule(rule);
 }
 
 inline OptimizerRule check_row_optimizer_current(const Tensor& weight, const std::vector<Tensor>& states,

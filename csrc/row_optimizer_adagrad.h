@@ -11,14 +11,15 @@ struct RowwiseAdagradRule;
 
 template <bool kRowwise>
 struct AdagradsOptimizer : OptimizerBase {
-  double lr, lr_decay, eps, weight_decay;
+  double lr, lr_decay, eps, weight_decay, decay_seen;
 
   static constexpr const char* kName = kRowwise ? "rowwise_adagrad" : "adagrad";
-  static constexpr Hyperparameter<AdagradsOptimizer> kHyperparameters[4] = {
+  static constexpr Hyperparameter<AdagradsOptimizer> kHyperparameters[5] = {
       {"lr", &AdagradsOptimizer::lr},
       {"lr_decay", &AdagradsOptimizer::lr_decay},
       {"eps", &AdagradsOptimizer::eps},
       {"weight_decay", &AdagradsOptimizer::weight_decay},
+      {"decay_seen", &AdagradsOptimizer::decay_seen, Range::kFlag},
   };
   template <class A>
   using Rules = RuleList<std::conditional_t<kRowwise, RowwiseAdagradRule<A>, AdagradRule<A>>>;

@@ -31,10 +31,10 @@ Map adam_leaf(const Optimizer& h, double kept, bool tensorflow_eps, int64_t step
 
 template <bool kAmsgrad>
 struct AdamsOptimizer : OptimizerBase {
-  double lr, beta1, beta2, eps, weight_decay, decoupled, tensorflow_eps;
+  double lr, beta1, beta2, eps, weight_decay, decoupled, tensorflow_eps, decay_seen;
 
   static constexpr const char* kName = kAmsgrad ? "amsgrad" : "adam";
-  static constexpr Hyperparameter<AdamsOptimizer> kHyperparameters[7] = {
+  static constexpr Hyperparameter<AdamsOptimizer> kHyperparameters[8] = {
       {"lr", &AdamsOptimizer::lr},
       {"beta1", &AdamsOptimizer::beta1, Range::kBelowOne},
       {"beta2", &AdamsOptimizer::beta2, Range::kBelowOne},
@@ -42,6 +42,7 @@ struct AdamsOptimizer : OptimizerBase {
       {"weight_decay", &AdamsOptimizer::weight_decay},
       {"decoupled", &AdamsOptimizer::decoupled, Range::kFlag},
       {"tensorflow_eps", &AdamsOptimizer::tensorflow_eps, Range::kFlag},
+      {"decay_seen", &AdamsOptimizer::decay_seen, Range::kFlag},
   };
   template <class A>
   using Rules = RuleList<AdamRule<A, kAmsgrad>>;

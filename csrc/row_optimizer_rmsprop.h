@@ -8,7 +8,7 @@ template <class A, bool kMomentum, bool kCentered>
 struct RmspropRule;
 
 struct RmspropOptimizer : OptimizerBase {
-  double lr, alpha, eps, weight_decay, momentum, centered;
+  double lr, alpha, eps, weight_decay, momentum, centered, decay_seen;
 
   static constexpr const char* kName = "rmsprop";
   static constexpr Hyperparameter<RmspropOptimizer> kHyperparameters[] = {
@@ -18,6 +18,7 @@ struct RmspropOptimizer : OptimizerBase {
       {"weight_decay", &RmspropOptimizer::weight_decay},
       {"momentum", &RmspropOptimizer::momentum},
       {"centered", &RmspropOptimizer::centered, Range::kFlag},
+      {"decay_seen", &RmspropOptimizer::decay_seen, Range::kFlag},
   };
   template <class A>
   using Rules = RuleList<RmspropRule<A, false, false>, RmspropRule<A, false, true>, RmspropRule<A, true, false>,

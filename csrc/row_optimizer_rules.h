@@ -1,5 +1,6 @@
 // The optimizers of row_optimizer.h, and what operators ask of one. What an optimizer is: row_optimizer_rule.h.
 #pragma once
+#include <optional>
 #include <string_view>
 #include <variant>
 
@@ -98,8 +99,32 @@ inline int row_state(const OptimizerRule& rule) {
   return std::visit([](const auto& optimizer) { return optimizer.kRowState; }, rule);
 }
 
+// The optimizer's value by its name; null: it has none.
+inline double* hyperparameter(OptimizerRule& rule, std::string_view name) {
+  return std::visit(
+      [&](auto& optimizer) -> double* {
+        for (const auto& field : optimizer.kHyperparameters) {
+          if (field.name == name) return &(optimizer.*field.member);
+        }
+        return nullptr;
+      },
+      rule);
+}
+
+// The optimizer of rows whose gradient is zero, where it is another: decay is for the others alone.
+inline std::optional<OptimizerRule> rule_of_zeros(OptimizerRule rule) {
+  const double* seen = hyperparameter(rule, "decay_seen");
+  if (seen == nullptr || *seen == 0) return std::nullopt;
+  double* decay = hyperparameter(rule, "weight_decay");
+  if (*decay == 0) return std::nullopt;
+  *decay = 0;
+  return rule;
+}
+
+inline OptimizerRule idle_rule(const OptimizerRule& rule) { return rule_of_zeros(rule).value_or(rule); }
+
 inline IdleMotion idle_motion(const OptimizerRule& rule) {
-  return std::visit([](const auto& optimizer) { return optimizer.motion(); }, rule);
+  return std::visit([](const auto& optimizer) { return optimizer.motion(); }, idle_rule(rule));
 }
 
 template <class Optimizer>

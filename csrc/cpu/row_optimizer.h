@@ -87,14 +87,22 @@ class OptimizerStep {
         states(static_cast<int>(state_names(rule).size())),
         row_state(tsr::row_state(rule)),
         scale(static_cast<A>(scale)),
-        skips_zeros(history == nullptr && must_skip_zeros(rule)) {}
+        skips_zeros(history == nullptr && must_skip_zeros(rule)) {
+    if (const auto zeros = rule_of_zeros(rule)) {
+      make_rule<A>(*zeros, step, rule_of_zeros_);
+      has_rule_of_zeros_ = true;
+    }
+  }
   OptimizerStep(const OptimizerStep&) = delete;
   OptimizerStep& operator=(const OptimizerStep&) = delete;
 
   const void* policy() const { return rule_; }
+  // Null: policy() is theirs too.
+  const void* policy_of_zeros() const { return has_rule_of_zeros_ ? rule_of_zeros_ : nullptr; }
 
  private:
-  alignas(16) unsigned char rule_[kRuleBytes];
+  alignas(16) unsigned char rule_[kRuleBytes], rule_of_zeros_[kRuleBytes];
+  bool has_rule_of_zeros_ = false;
 
  public:
   const OptimizerLoops<A> loops;
@@ -201,6 +209,7 @@ class RowStepper {
   int64_t gap(int64_t row) const;
   RowBlock<A> block(StepWorker<A>& worker, const int64_t* rows, int64_t count) const;
   void step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count, bool skips_zeros) const;
+  void step_by_kind(const RowBlock<A>& rows) const;
   bool step_as_one(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const;
   void current_block(StepWorker<A>& worker, const int64_t* rows, int64_t count, T* out) const;
   void catch_up_block(StepWorker<A>& worker, const int64_t* rows, const int64_t* gaps, int64_t count) const;

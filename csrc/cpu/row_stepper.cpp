@@ -196,10 +196,28 @@ void RowStepper<T>::step_block(StepWorker<A>& worker, const int64_t* rows, const
     }
   }
   if constexpr (!std::is_same_v<T, A>) widen(worker, rows, at);
-  step_->loops.step(step_->policy(), at);
+  if (step_->policy_of_zeros() == nullptr) {
+    step_->loops.step(step_->policy(), at);
+  } else {
+    step_by_kind(at);
+  }
   if constexpr (!std::is_same_v<T, A>) narrow(rows, at);
   if (last_step_ == nullptr) return;
   for (int64_t i = 0; i < count; ++i) last_step_[rows[i]] = static_cast<int32_t>(step_->then);
+}
+
+// Steps neighbours of one kind together: rows with a gradient, and rows of zeros.
+template <class T>
+void RowStepper<T>::step_by_kind(const RowBlock<A>& rows) const {
+  const auto is_zero = [&](int64_t i) { return baseline::is_zero(rows.grad + i * dim_, rows.scale, dim_); };
+  for (int64_t begin = 0, end = 0; begin < rows.count; begin = end) {
+    const bool zeros = is_zero(begin);
+    for (end = begin + 1; end < rows.count && is_zero(end) == zeros;) ++end;
+    RowBlock<A> at = rows;
+    at.weight_rows += begin, at.rows += begin, at.grad += begin * dim_, at.count = end - begin;
+    if (at.idle != nullptr) at.idle += begin;
+    step_->loops.step(zeros ? step_->policy_of_zeros() : step_->policy(), at);
+  }
 }
 
 template <class T>
@@ -214,10 +232,11 @@ void RowStepper<T>::step(StepWorker<A>& worker, const R* rows, const A* values, 
 }
 
 // Steps neighbouring rows of which none is stale as one long row; false where they do not lie end to end, or where the
-// rule knows rows.
+// rule knows rows, or rows of zeros.
 template <class T>
 bool RowStepper<T>::step_as_one(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const {
   bool together = std::is_same_v<T, A> && step_->loops.by_element && weight_stride_ == dim_;
+  together &= step_->policy_of_zeros() == nullptr;
   for (int s = 0; s < step_->states; ++s) together &= state_stride_[s] == dim_;
   if (!together) return false;
   if (last_step_ != nullptr) {

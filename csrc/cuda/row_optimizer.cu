@@ -105,8 +105,10 @@ __global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
       load_as<width>(static_cast<ScalarType>(work.values_dtype), work.values, u * table.columns + column,
                      table.columns - column, width <= work.values_vector, to);
     };
-    if (work.rows != nullptr && skips_zeros(call, table) && is_zero(call, team, table.columns, gradient)) return;
-    TableRow<A, Rules>(call, table, row).template step</*kLooks=*/false>(team, gradient);
+    const bool skips = work.rows != nullptr && skips_zeros(call, table);
+    const bool zero = (skips || call.has_rule_of_zeros) && is_zero(call, team, table.columns, gradient);
+    if (zero && skips) return;
+    TableRow<A, Rules>(call, table, row).template step</*kLooks=*/false>(team, gradient, zero);
   });
 }
 
@@ -207,6 +209,12 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
     if constexpr (is_adam(idle_kind<Rule>())) result.eps = rule.eps();
     std::memcpy(result.scalars, &rule, sizeof(rule));
   });
+  if (const auto zeros = rule_of_zeros(arguments.rule)) {
+    result.has_rule_of_zeros = true;
+    dispatch_optimizer_rule<A>(*zeros, arguments.step, [&](const auto& rule) {
+      std::memcpy(result.scalars_of_zeros, &rule, sizeof(rule));
+    });
+  }
   result.weight_dtype = arguments.weight_dtype;
   result.rounds_by_chance = arguments.rounds_by_chance;
   result.skips_zeros = must_skip_zeros(arguments.rule);

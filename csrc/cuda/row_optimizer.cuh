@@ -60,25 +60,26 @@ class TableRow {
     if (team.lane() == 0) finish(caught_up_own());
   }
 
-  // All lanes of the team call it together. kLooks: where zeros are skipped, whether it leaves a row alone whose
-  // gradient is zero.
+  // All lanes of the team call it together. kLooks: whether it finds out if the gradient is zero, where that matters,
+  // and leaves such a row alone where zeros are skipped; else the caller says `is_zero`.
   //
   // gradient(column, to) writes the gradient of columns [column, column + kWidth), before it is scaled, to `to`, an
   // A[kWidth] of zeros; beyond the last column it may write what it likes. All lanes call it together, those beyond the
   // last column too. Where the row is wider than what a team's lanes hold at once, it may be called several times for a
   // column, and must give the same each time.
   template <bool kLooks, class Gradient>
-  __device__ void step(const RowTeam& team, const Gradient& gradient) const {
+  __device__ void step(const RowTeam& team, const Gradient& gradient, bool is_zero = false) const {
     const int64_t tile = team.lanes() * kWidth;
     const bool adds_up = Needs::kRowSums && call_.row_sums > 0;
-    // As far as the row has been seen.
-    bool is_zero = kLooks && skips_zeros(call_, table_), is_held = false;
+    const bool skips = kLooks && skips_zeros(call_, table_);
+    if (kLooks) is_zero = skips || call_.has_rule_of_zeros;  // as far as the row has been seen
+    bool is_held = false;
     team.wait();  // until all lanes have read
     A own = caught_up_own(), of_row = 0;
     RowColumns<A, kWidth> x;
     A grad[kWidth];
     // The first pass adds up and looks for anything but zeros; it writes nothing. The second steps.
-    for (int pass = adds_up || is_zero ? 0 : 1; pass < 2; ++pass) {
+    for (int pass = adds_up || (kLooks && is_zero) ? 0 : 1; pass < 2; ++pass) {
       A sums[2] = {};
       for (int64_t first = 0; first < table_.columns; first += tile) {
         const int64_t column = first + team.lane() * kWidth;
@@ -93,7 +94,7 @@ class TableRow {
           gather(column, grad, x, sums);
         }
         if (pass == 0) {
-          is_zero = is_zero && are_zeros(team, grad, table_.columns - column);
+          if (kLooks) is_zero = is_zero && are_zeros(team, grad, table_.columns - column);
           if (!is_zero && !adds_up) break;
           continue;
         }
@@ -101,12 +102,13 @@ class TableRow {
         with_rule(call_, Rules(), [&](const auto& rule) {
 #pragma unroll
           for (int c = 0; c < kWidth; ++c) rule.step(x.weight[c], x.state[c], grad[c], of_row);
-        });
+        }, is_zero);
         store_weights(column, x);
         store_states(column, x);
       }
       if (pass == 1) break;
-      if (is_zero) return;
+      if (is_zero && skips) return;
+      if (is_zero) sums[0] = sums[1] = 0;  // without what decay has added
       if (adds_up) of_row = value_of_row(team, sums, own);
       is_held = table_.columns <= tile;
     }

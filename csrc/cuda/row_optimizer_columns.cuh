@@ -88,7 +88,9 @@ struct OptimizerCall {
   int64_t now = 0;                             // rows are flushed through this step, counted from the base
   int64_t done = 0;                            // what last_step becomes
   int64_t step = 0;                            // the step's own number
+  bool has_rule_of_zeros = false;              // a rule of its own for rows whose gradient is zero
   alignas(16) unsigned char scalars[96] = {};  // the rule
+  alignas(16) unsigned char scalars_of_zeros[96] = {};
 
   __device__ A scale() const {
     const A factor = grad_scale != nullptr ? *grad_scale : float_scale != nullptr ? static_cast<A>(*float_scale) : A(1);
@@ -96,11 +98,13 @@ struct OptimizerCall {
   }
 };
 
-// Calls f with the call's rule.
+// Calls f with the call's rule; of_zeros: with that of rows whose gradient is zero.
 template <class A, class F, class... Rules>
-__device__ __forceinline__ void with_rule(const OptimizerCall<A>& call, RuleList<Rules...>, const F& f) {
+__device__ __forceinline__ void with_rule(const OptimizerCall<A>& call, RuleList<Rules...>, const F& f,
+                                          bool of_zeros = false) {
   int32_t index = 0;
-  ((call.rule == index++ ? f(*reinterpret_cast<const Rules*>(call.scalars)) : void()), ...);
+  const unsigned char* const scalars = of_zeros ? call.scalars_of_zeros : call.scalars;
+  ((call.rule == index++ ? f(*reinterpret_cast<const Rules*>(scalars)) : void()), ...);
 }
 
 // ---- Tables ---------------------------------------------------------------------------------------------------------

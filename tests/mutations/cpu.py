@@ -69,6 +69,8 @@ FAULTS = {
             "row_optimizer",
         ),
         ("bound", "n, step_->skips_zeros);", "n, false);", "row_optimizer"),
+        ("step", "zeros ? step_->policy_of_zeros() : ", "", "row_optimizer"),
+        ("step", "  together &= step_->policy_of_zeros() == nullptr;\n", "", "row_optimizer"),
     ],
     "table_insert.h": [
         ("step", "    if (its.number != row) {\n      write(its);\n", "    if (its.number != row) {\n", "table")

@@ -45,7 +45,7 @@ def _second(argument: str, x: Tensor) -> dict:
 _IDS, _NARROW = torch.tensor([1]), [torch.ones(4, 3).half(), torch.ones(2, 5).half()]
 BAD = {
     f"rule must be in [0, {len(OPTIMIZER_RULES)}), got 99": {"rule": 99},
-    "hyperparameters must be 7 for adam, got 5": {"hyperparameters": ADAMW[:5]},
+    "hyperparameters must be 8 for adam, got 5": {"hyperparameters": ADAMW[:5]},
     "lr must be >= 0, got -1": _changed(lr=-1.0),
     "lr must be >= 0, got nan": _changed(lr=torch.nan),
     "beta1 must be in [0, 1), got 1": _changed(beta1=1.0),

@@ -78,6 +78,26 @@ REFERENCES = {
     "LAMB": _reference(lamb, (2, 2), True, betas=_BETAS, eps=1e-6, weight_decay=0.0),
 }
 
+
+@torch.no_grad()
+def _decay_rows_seen(decay, decoupled, optimizer, *_):
+    """Add decay to the gradients of rows that have one; if decoupled, take it from these rows."""
+    for group in optimizer.param_groups:
+        for p in (p for p in group["params"] if p.grad is not None):
+            part = decay * torch.where(p.touched[:, None], p, 0)
+            if decoupled:
+                p -= group["lr"] * part
+            else:
+                p.grad = p.grad - part if group.get("maximize") else p.grad + part
+
+
+def _decaying_rows_seen(make, weight_decay, decoupled_weight_decay, params, **kwargs):
+    """Return a dense optimizer without decay, and a hook before its step that decays rows seen."""
+    optimizer = make(params, **kwargs)
+    optimizer.register_step_pre_hook(partial(_decay_rows_seen, weight_decay, decoupled_weight_decay))
+    return optimizer
+
+
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +125,11 @@ class Case:
 
 def _case(name: str, kind: str, lr: float = 0.05, warns: bool = False, **kwargs):
     dense = REFERENCES.get(kind) or partial(getattr(torch.optim, kind), foreach=False)
-    return Case(name, kind, kwargs, partial(getattr(optim, kind), **kwargs), partial(dense, **kwargs), lr, warns)
+    others = dict(kwargs)
+    if others.pop("decay", "all") == "seen":
+        decay = others.pop("weight_decay"), others.pop("decoupled_weight_decay", False)
+        dense = partial(_decaying_rows_seen, dense, *decay)
+    return Case(name, kind, kwargs, partial(getattr(optim, kind), **kwargs), partial(dense, **others), lr, warns)
 
 
 CASES = [
@@ -116,12 +140,18 @@ CASES = [
     _case("sgd-nesterov-decay", "SGD", momentum=0.9, nesterov=True, weight_decay=0.1),
     _case("adagrad", "Adagrad", lr_decay=0.01, initial_accumulator_value=0.1),
     _case("adagrad-decay", "Adagrad", weight_decay=0.1, warns=True),
+    _case("adagrad-seen", "Adagrad", weight_decay=0.1, decay="seen"),
     _case("rowwise-adagrad", "RowWiseAdagrad", lr_decay=0.01),
     _case("rowwise-adagrad-decay", "RowWiseAdagrad", weight_decay=0.1, warns=True),
+    _case("rowwise-adagrad-seen", "RowWiseAdagrad", weight_decay=0.1, decay="seen"),
     _case("adam", "Adam"),
     _case("adam-large-eps", "Adam", eps=0.1, betas=(0.8, 0.99)),
     _case("adam-maximize", "Adam", lr=0.01, maximize=True),
     _case("adam-decay", "Adam", weight_decay=0.1, warns=True),
+    _case("adam-seen", "Adam", weight_decay=0.1, decay="seen"),
+    _case("adam-seen-maximize", "Adam", lr=0.01, weight_decay=0.1, decay="seen", maximize=True),
+    _case("adam-seen-decoupled", "Adam", weight_decay=0.1, decay="seen", decoupled_weight_decay=True),
+    _case("amsgrad-seen", "Adam", weight_decay=0.1, decay="seen", amsgrad=True),
     _case("adam-decoupled", "Adam", weight_decay=0.1, decoupled_weight_decay=True),
     _case("amsgrad", "Adam", amsgrad=True),
     _case("adamw", "AdamW", weight_decay=0.1),
@@ -133,6 +163,8 @@ CASES = [
     _case("rmsprop-momentum", "RMSprop", momentum=0.9, lr=0.01),
     _case("rmsprop-centered-momentum", "RMSprop", momentum=0.9, centered=True, eps=1e-3, lr=0.01),
     _case("rmsprop-decay", "RMSprop", weight_decay=0.1, warns=True),
+    _case("rmsprop-seen", "RMSprop", lr=0.01, weight_decay=0.1, decay="seen"),
+    _case("rmsprop-seen-momentum", "RMSprop", lr=0.01, weight_decay=0.1, decay="seen", momentum=0.9, centered=True, eps=1e-3),
     _case("ftrl", "Ftrl", lr=0.5),
     _case("ftrl-penalties", "Ftrl", lr=0.5, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1, lr_power=-0.4),
     _case("adadelta", "Adadelta", lr=1.0),

@@ -52,7 +52,7 @@ def test_states_are_those_of_torch(name):
     train_densely(torchs, other, run, 0.05)
     assert names_shapes_dtypes(mine, parameter) == names_shapes_dtypes(torchs, other)
     groups = [optimizer.state_dict()["param_groups"][0] for optimizer in (mine, torchs)]
-    assert groups[0].keys() - groups[1].keys() - {"tensorflow_eps"} == {"lazy", "stochastic_rounding"}
+    assert groups[0].keys() - groups[1].keys() - {"tensorflow_eps", "decay"} == {"lazy", "stochastic_rounding"}
     assert isinstance(mine, type(torchs))
 
 

@@ -29,6 +29,7 @@ OPTIMIZERS = (
     "adagrad",
     "rowwise-adagrad",
     "adam",
+    "adam-seen",
     "adamw-amsgrad",
     "partial-rowwise-adam-decay",
     "rmsprop-centered-momentum",
@@ -202,7 +203,7 @@ def test_all_of_them(chosen: tuple) -> None:
 
 # ---- Rows that are idle for long -------------------------------------------------------------------------------------
 
-IDLE = ("sgd-momentum", "sgd-nesterov-decay", "adam", "adamw", "amsgrad", "partial-rowwise-adam-decay")
+IDLE = ("sgd-momentum", "sgd-nesterov-decay", "adam", "adamw", "amsgrad", "partial-rowwise-adam-decay", "adam-seen")
 IDLE = one_of_each((*IDLE, "rmsprop-centered-momentum"), "weight")
 
 

@@ -41,6 +41,11 @@ RULES: dict[str, tuple[int, list[float]]] = {
     "rowwise_adagrad": ruled("rowwise_adagrad", lr=0.25, lr_decay=0.125, eps=1e-3, weight_decay=0.125),
     "coupled_adam": ruled("adam", **_ADAM, weight_decay=0.25),
     "coupled_rmsprop": ruled("rmsprop", **_RMSPROP, weight_decay=0.25, momentum=0.5),
+    "seen_adam": ruled("adam", **_ADAM, weight_decay=0.25, decay_seen=1.0),
+    "seen_adamw": ruled("adam", **_ADAM, **_DECOUPLED, decay_seen=1.0),
+    "seen_rmsprop": ruled("rmsprop", **_RMSPROP, weight_decay=0.25, centered=1.0, decay_seen=1.0),
+    "seen_adagrad": ruled("adagrad", lr=0.25, eps=1e-3, weight_decay=0.125, decay_seen=1.0),
+    "seen_rowwise_adagrad": ruled("rowwise_adagrad", lr=0.25, eps=1e-3, weight_decay=0.125, decay_seen=1.0),
     "ftrl": ruled("ftrl", lr=0.25, lr_power=-0.5, l1=0.125, l2=0.25, l2_shrinkage=0.125, beta=0.5),
     "ftrl_power": ruled("ftrl", lr=0.25, lr_power=-0.25, l1=0.125, l2=0.25),
     "coupled_adadelta": ruled("adadelta", lr=0.5, rho=0.75, eps=1e-3, weight_decay=0.25),
@@ -170,7 +175,7 @@ def update_samples(operator: str) -> Iterator[Sample]:
         yield update_sample("maximize", rule, maximize=True)
     for rule, dim in zip(RULES, itertools.cycle((3, 130)), strict=False):
         yield update_sample("zeros", rule, ((9, dim), (4, 1)), catch_up=False, zeros=True, dtype=next(kinds))
-    for rule in ("adamw", "momentum", "lamb"):
+    for rule in ("adamw", "momentum", "lamb", *(name for name in RULES if name.startswith("seen_"))):
         yield update_sample("zeros_of_all_rows", rule, catch_up=False, zeros=True, all_rows=True)
         yield update_sample("zeros_caught_up", rule, zeros=True)
     yield update_sample("zeros_wide", "lamb", ((9, 300),), zeros=True, scale=torch.tensor(-2.0), representative=True)

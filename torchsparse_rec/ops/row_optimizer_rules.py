@@ -71,7 +71,7 @@ def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
     Raises:
         ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps. The latter
             are ``lamb``, and weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``,
-            ``adadelta`` and ``adagrad``, if it is not decoupled).
+            ``adadelta`` and ``adagrad``, if it is not decoupled and ``decay_seen`` is 0).
 
     Example:
         >>> idle_motion(OPTIMIZER_RULES["sgd"], [0.1, 0.9, 0.0, 0.0, 0.0])

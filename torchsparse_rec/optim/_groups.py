@@ -60,15 +60,22 @@ class Groups(InBackward):
         group = self._group_if_any(weight)
         if group is None or not self._skips_zeros(group):
             return None
-        if group["lazy"] and not self._skips_zeros({**group, "lazy": False}):
-            name, use = f"{name} with lazy=True", f"{use}, or lazy=False"
+        for option, value, other in (("lazy", True, False), ("decay", "seen", "all")):
+            if group.get(option) == value and not self._skips_zeros({**group, option: other}):
+                name, use = f"{name} with {option}={value!r}", f"{use}, or {option}={other!r}"
         return (
             f"{name} skips a row whose gradient is zero in all columns, and each rank would see only its columns: {use}"
         )
 
     def _skips_zeros(self, group: dict[str, Any]) -> bool:
         """Say whether a looked-up row whose gradient is zero stays, though the formula would change it."""
-        return self._zero_rows_are_idle or (group["lazy"] and self._moves_idle({**group, "lazy": False}))
+        lazily = group["lazy"] and self._moves_idle({**group, "lazy": False})
+        return self._zero_rows_are_idle or lazily or self._decays_seen(group)
+
+    @staticmethod
+    def _decays_seen(group: dict[str, Any]) -> bool:
+        """Say whether weight decay is for rows with a gradient alone."""
+        return group.get("decay") == "seen" and float(group["weight_decay"]) != 0
 
     def _group_of(self, weight: Tensor) -> dict[str, Any]:
         """Return the group that holds a table; where none does, one that moves no idle rows."""

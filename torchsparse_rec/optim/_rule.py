@@ -25,6 +25,7 @@ class Rule:
     def __init__(self, name: str, group: Mapping[str, Any], regular: bool = True, **values: Any) -> None:
         if "betas" in group:
             values["beta1"], values["beta2"] = group["betas"]
+        values.setdefault("decay_seen", group.get("decay") == "seen")
         self.number = OPTIMIZER_RULES[name]
         self.hyperparameters = [float(values[k] if k in values else group[k]) for k in HYPERPARAMETERS[name]]
         self.regular = regular

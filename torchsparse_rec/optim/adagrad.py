@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +22,11 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, foreach, maximize, differentiable, fused:
             torch's arguments. ``foreach`` and ``differentiable`` concern parameters that are no tables; ``fused`` also
             tables as long as all their gradients are strided. ``weight_decay`` moves every row of a table at every
-            step, at that cost; a warning says so.
+            step, at that cost; a warning says so. ``decay="seen"`` costs only the rows of the batch.
         lazy: whether to leave rows without gradient alone, decay included. Default False: they move as torch's do.
+        decay: the rows of a table that ``weight_decay`` moves: ``"all"``, as torch does, or ``"seen"``, those whose
+            gradient is not zero in this step, as a penalty on the rows of the batch does. Parameters that are no tables
+            decay whole. Default ``"all"``.
         stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
             Default False.
         in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
@@ -52,6 +55,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         differentiable: bool = False,
         fused: bool | None = None,
         lazy: bool = False,
+        decay: Literal["all", "seen"] = "all",
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
@@ -67,6 +71,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
             differentiable=differentiable,
             fused=fused,
             lazy=lazy,
+            decay=decay,
             stochastic_rounding=stochastic_rounding,
             in_backward=in_backward,
         )
@@ -100,11 +105,14 @@ class RowWiseAdagrad(RowOptimizer):
         lr: the learning rate. Default 1e-2.
         lr_decay: the rate at which the learning rate falls, as in the formula. Default 0.
         weight_decay: the part of the weight that is added to the gradient. Default 0. Any other value moves every row
-            of a table at every step, at that cost; a warning says so.
+            of a table at every step, at that cost, but for ``decay="seen"``; a warning says so.
         initial_accumulator_value: the initial value of the sums. Default 0.
         eps: the number added to the root. Default 1e-10.
         maximize: whether to climb instead of descending. Default False.
         lazy: whether to leave rows without gradient alone, decay included. Default False.
+        decay: the rows of a table that ``weight_decay`` moves: ``"all"``, as torch does, or ``"seen"``, those whose
+            gradient is not zero in this step, as a penalty on the rows of the batch does. Parameters that are no tables
+            decay whole. Default ``"all"``.
         stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
             Default False.
         in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
@@ -140,6 +148,7 @@ class RowWiseAdagrad(RowOptimizer):
         *,
         maximize: bool = False,
         lazy: bool = False,
+        decay: Literal["all", "seen"] = "all",
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
@@ -152,7 +161,14 @@ class RowWiseAdagrad(RowOptimizer):
         }
         check_not_negative("RowWiseAdagrad", **defaults)
         defaults["maximize"] = maximize
-        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
+        super().__init__(
+            params,
+            defaults,
+            lazy=lazy,
+            decay=decay,
+            stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
+        )
 
     def rule(self, group: dict[str, Any]) -> Rule:
         return Rule("rowwise_adagrad", group)

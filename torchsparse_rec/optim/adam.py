@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,8 @@ class _Adam(RowOptimizer):
     def rule(self, group: dict[str, Any]) -> Rule:
         decoupled, place_of_eps = group["decoupled_weight_decay"], group.get("tensorflow_eps", False)
         # Stale rows are brought up to date by a series, which needs a decay factor 1 - lr * weight_decay above 0.
-        regular = not decoupled or float(group["lr"]) * float(group["weight_decay"]) < 1
+        decays = decoupled and group.get("decay") != "seen"
+        regular = not decays or float(group["lr"]) * float(group["weight_decay"]) < 1
         name = "amsgrad" if group["amsgrad"] else "adam"
         return Rule(name, group, regular, decoupled=decoupled, tensorflow_eps=place_of_eps)
 
@@ -168,11 +169,14 @@ class Adam(_Adam, torch.optim.Adam):
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: torch's arguments. A
             ``weight_decay`` that is not decoupled steps every row of a table at every step, at that cost; a warning
-            says so.
+            says so. ``decay="seen"`` costs only the rows of the batch.
         foreach, capturable, differentiable, fused: torch's arguments. The first three concern parameters that are no
             tables; ``fused`` also tables as long as all their gradients are strided.
         lazy: whether to leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were
             looked up but whose gradient is zero, which SparseAdam steps. Default False.
+        decay: the rows of a table that ``weight_decay`` moves: ``"all"``, as torch does, or ``"seen"``, those whose
+            gradient is not zero in this step, as a penalty on the rows of the batch does. Parameters that are no tables
+            decay whole. Default ``"all"``.
         stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
             Default False.
         in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
@@ -206,6 +210,7 @@ class Adam(_Adam, torch.optim.Adam):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         lazy: bool = False,
+        decay: Literal["all", "seen"] = "all",
         stochastic_rounding: bool = False,
         in_backward: bool = False,
         tensorflow_eps: bool = False,
@@ -224,6 +229,7 @@ class Adam(_Adam, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
             lazy=lazy,
+            decay=decay,
             stochastic_rounding=stochastic_rounding,
             in_backward=in_backward,
             tensorflow_eps=tensorflow_eps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,12 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
     Args:
         params, lr, alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable: torch's
             arguments. ``foreach``, ``capturable`` and ``differentiable`` concern parameters that are no tables.
-            ``weight_decay`` steps every row of a table at every step, at that cost; a warning says so.
+            ``weight_decay`` steps every row of a table at every step, at that cost; a warning says so. ``decay="seen"``
+            costs only the rows of the batch.
         lazy: whether to leave rows without gradient alone, momentum and averages included. Default False.
+        decay: the rows of a table that ``weight_decay`` moves: ``"all"``, as torch does, or ``"seen"``, those whose
+            gradient is not zero in this step, as a penalty on the rows of the batch does. Parameters that are no tables
+            decay whole. Default ``"all"``.
         stochastic_rounding: whether to round half-precision tables' weights at random, so that small steps add up.
             Default False.
         in_backward: whether ``backward()`` may update tables in ``grad_mode="fused"``, and ``"auto"`` may choose that
@@ -51,6 +55,7 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
         differentiable: bool = False,
         *,
         lazy: bool = False,
+        decay: Literal["all", "seen"] = "all",
         stochastic_rounding: bool = False,
         in_backward: bool = False,
     ) -> None:
@@ -67,6 +72,7 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
             maximize,
             differentiable,
             lazy=lazy,
+            decay=decay,
             stochastic_rounding=stochastic_rounding,
             in_backward=in_backward,
         )

@@ -77,8 +77,9 @@ class RowOptimizer(Groups):
         self.in_backward = in_backward
         self.is_of_zero = is_made_by_zero()
         self._row_defaults = {"lazy": lazy, "stochastic_rounding": stochastic_rounding}
-        if "tensorflow_eps" in kwargs:
-            self._row_defaults["tensorflow_eps"] = kwargs.pop("tensorflow_eps")
+        for name in ("tensorflow_eps", "decay"):
+            if name in kwargs:
+                self._row_defaults[name] = kwargs.pop(name)
         super().__init__(params, *args, **kwargs)
         self._register()
 
@@ -86,6 +87,9 @@ class RowOptimizer(Groups):
         """Add a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
         for name, value in self._row_defaults.items():
             self.defaults.setdefault(name, value)
+        decay = param_group.get("decay", self.defaults.get("decay", "all"))
+        if decay not in ("all", "seen"):
+            raise ValueError(f"{type(self).__name__}: decay must be 'all' or 'seen', got {decay!r}")
         super().add_param_group(param_group)
         # Fused lookups use the optimizer made last. Another one that steps a table takes it over.
         for parameter in self.param_groups[-1]["params"]:
@@ -170,7 +174,8 @@ class RowOptimizer(Groups):
         copy.
         """
         asked = group.get("fused") or not has_whole_rows(parameter)
-        return bool(asked) and not idle and accumulator_dtype(parameter.dtype) == parameter.dtype
+        asked = asked and not idle and not self._decays_seen(group)
+        return bool(asked) and accumulator_dtype(parameter.dtype) == parameter.dtype
 
     def step_tables(self, gradients: list[tuple[Tensor, Gradient]], in_backward: bool = False) -> None:
         """Step tables that this optimizer holds, each with the gradient given here; see :meth:`begin_step`."""
@@ -376,6 +381,7 @@ class RowOptimizer(Groups):
                     f"{type(self).__name__}: "
                     + (f"weight_decay={group['weight_decay']} goes through the second moment" if decays else _NO_FORM)
                     + ", so every step updates all rows of a table, as torch does. With "
+                    + ("decay='seen', " if decays and "decay" in group else "")
                     + ("decoupled decay (AdamW) or " if decays else "")
                     + "lazy=True a step updates only the rows of the batch"
                 )

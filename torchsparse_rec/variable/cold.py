@@ -225,7 +225,7 @@ class ColdRows:
         if rows is not None and rows.clock.kind is not None and rows.clock.kind[2] == ALL_ROWS:
             raise RuntimeError(
                 f"EmbeddingVariable {self._store.name!r}: rows in other tiers cannot follow an optimizer that updates "
-                "all rows at every step: use lazy=True, or decoupled weight decay (AdamW)"
+                "all rows at every step: use lazy=True, decay='seen', or decoupled weight decay (AdamW)"
             )
 
     def demote(self, rows: Tensor, keys: Tensor) -> None:
