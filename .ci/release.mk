@@ -1,6 +1,6 @@
 # What serves releases, and machines with a GPU. The Makefile includes it: `make clients`, ...
 #
-# ARGS="..."        for clients: parts of names (default all); for mutate: tables or families of faults (default all);
+# ARGS="..."        for clients and zoo: parts of names (default all); for mutate: tables or families of faults (default all);
 #                   for gpu: arguments of its pytest
 # OUT=folder        where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder   for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
@@ -16,11 +16,15 @@ TORCH ?= 2.11.0
 KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
 PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
 
-.PHONY: clients mutate gpu prebuilt test-torch wheel wheel-environments release
+.PHONY: clients zoo mutate gpu prebuilt test-torch wheel wheel-environments release
 
 # Try what other programs make of our tables, and write docs/clients.md.
 clients: $(BUILT) $(VENV)/.test $(VENV)/.clients
 	PYTHONPATH=tests $(BIN)/python -m clients $(ARGS)
+
+# Train other libraries' models in their own trainers, without and with our lines, and write docs/zoo.md.
+zoo: $(BUILT)
+	PYTHONPATH=tests $(BIN)/python -m zoo $(ARGS)
 
 # Plant faults in Python and the kernels, one at a time: each must turn tests red. A planted fault may have the size and,
 # within a second, the time of another.

@@ -211,9 +211,8 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
   });
   if (const auto zeros = rule_of_zeros(arguments.rule)) {
     result.has_rule_of_zeros = true;
-    dispatch_optimizer_rule<A>(*zeros, arguments.step, [&](const auto& rule) {
-      std::memcpy(result.scalars_of_zeros, &rule, sizeof(rule));
-    });
+    dispatch_optimizer_rule<A>(*zeros, arguments.step,
+                               [&](const auto& rule) { std::memcpy(result.scalars_of_zeros, &rule, sizeof(rule)); });
   }
   result.weight_dtype = arguments.weight_dtype;
   result.rounds_by_chance = arguments.rounds_by_chance;

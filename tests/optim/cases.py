@@ -164,7 +164,7 @@ CASES = [
     _case("rmsprop-centered-momentum", "RMSprop", momentum=0.9, centered=True, eps=1e-3, lr=0.01),
     _case("rmsprop-decay", "RMSprop", weight_decay=0.1, warns=True),
     _case("rmsprop-seen", "RMSprop", lr=0.01, weight_decay=0.1, decay="seen"),
-    _case("rmsprop-seen-momentum", "RMSprop", lr=0.01, weight_decay=0.1, decay="seen", momentum=0.9, centered=True, eps=1e-3),
+    _case("rmsprop-seen-momentum", "RMSprop", lr=0.01, weight_decay=0.1, decay="seen", momentum=0.9, eps=1e-3),
     _case("ftrl", "Ftrl", lr=0.5),
     _case("ftrl-penalties", "Ftrl", lr=0.5, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1, lr_power=-0.4),
     _case("adadelta", "Adadelta", lr=1.0),
