@@ -99,13 +99,11 @@ class TableRow {
           continue;
         }
         if (behind_) catch_up(x);
-        with_rule(
-            call_, Rules(),
-            [&](const auto& rule) {
+        const auto step_columns = [&](const auto& rule) {
 #pragma unroll
-              for (int c = 0; c < kWidth; ++c) rule.step(x.weight[c], x.state[c], grad[c], of_row);
-            },
-            is_zero);
+          for (int c = 0; c < kWidth; ++c) rule.step(x.weight[c], x.state[c], grad[c], of_row);
+        };
+        with_rule(call_, Rules(), step_columns, is_zero);
         store_weights(column, x);
         store_states(column, x);
       }

@@ -212,7 +212,7 @@ FAULTS = {
     "row_optimizer.cuh": [
         ("step", "      if (is_zero && skips) return;\n", "", "collection"),
         ("step", "if (is_zero) sums[0] = sums[1] = 0;", "", "decay"),
-        ("step", "}, is_zero);", "});", "decay"),
+        ("step", "step_columns, is_zero);", "step_columns);", "decay"),
         ("step", "  team.wait();  // until all lanes have read\n    A", "  A", "many_tables"),
         ("bound", "if (column + c < table_.columns) rule", "rule", "beyond_the_last"),
         ("sign", "table_.columns <= tile", "table_.columns >= tile", "wider_than_a_team"),
