@@ -1,7 +1,7 @@
 # What serves releases, and machines with a GPU. The Makefile includes it: `make clients`, ...
 #
-# ARGS="..."        for clients and zoo: parts of names (default all); for mutate: tables or families of faults (default all);
-#                   for gpu: arguments of its pytest
+# ARGS="..."        for clients and zoo: parts of names (default all); for mutate: tables or families of faults (default
+#                   all); for gpu: arguments of its pytest
 # OUT=folder        where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder   for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
 #                   `make prebuilt` made, if csrc is as it was; PREBUILT= builds)

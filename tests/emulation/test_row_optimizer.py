@@ -18,7 +18,7 @@ from torchsparse_rec import ops
 
 Launches = Callable[[], int]
 # Rules that need sums over a row: their bits depend on the order of additions.
-SUMMED = {"rowwise_adagrad", "partial_rowwise_adam", "lamb"}
+SUMMED = {"rowwise_adagrad", "seen_rowwise_adagrad", "partial_rowwise_adam", "lamb"}
 
 
 def _emulated(sample: Sample) -> tuple[Tensor, ...]:

@@ -337,5 +337,7 @@ def test_what_no_optimizer_goes_on_from_is_refused_before_anything_changes(where
     change({"group": odd["param_groups"][0], "state": odd["state"][0], "states": odd["state"]}[where])
     with pytest.raises(ValueError, match=f"Adam.load_state_dict: .*{text}"):
         mine.load_state_dict(odd)
-    torch.testing.assert_close(mine.state_dict(), before, rtol=0, atol=0)
+    after = mine.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    torch.testing.assert_close(after["state"], before["state"], rtol=0, atol=0)
     mine.load_state_dict(before)

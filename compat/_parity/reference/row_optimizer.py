@@ -147,7 +147,7 @@ def _by_name(rule: int, h: Sequence[float]) -> dict[str, float]:
     return dict(zip([*HYPERPARAMETERS.values()][rule], h, strict=True))
 
 
-def _for_formula(rule: int, h: Sequence[float], zeros: bool) -> dict[str, float]:
+def for_formula(rule: int, h: Sequence[float], zeros: bool) -> dict[str, float]:
     """Return the values that a rule's formula takes: no decay for a row of zeros where only rows seen decay."""
     at = _by_name(rule, h)
     if at.pop("decay_seen", 0.0) and zeros:
@@ -191,7 +191,7 @@ def idle_step(rule: int, leaf: Sequence[float], eps: float, row: Row) -> Row:
 
 def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
     """Return the row of the history that describes what step ``step`` does to rows without gradient."""
-    at = _for_formula(rule, h, zeros=True)
+    at = for_formula(rule, h, zeros=True)
     if RULES[rule] in (adam, partial_rowwise_adam):
         lr, beta1, beta2 = at["lr"], at["beta1"], at["beta2"]
         keeps = 1 - lr * at["weight_decay"] if at.get("decoupled", 1.0) else 1.0
@@ -330,7 +330,7 @@ def row_optimizer_update_(
                 row = _caught_up(rule, h, row, int(last_steps[k][index]), history, step - 1 - base)
             elif rows and not g.any():
                 continue
-            row = RULES[rule](row, g, step, *_for_formula(rule, h, zeros=not g.any()).values())
+            row = RULES[rule](row, g, step, *for_formula(rule, h, zeros=not g.any()).values())
             tables.write(k, index, row, step - base)
     return tables.results()
 
