@@ -6,11 +6,13 @@ Each library has an environment in .cache/zoo, made from requirements/zoo, which
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,12 +32,24 @@ MODELS = {
 }
 _HEAD = """# Models of other libraries
 
-Each model trains in its own library's trainer, as it is and with `nn.convert(model, grad_mode="auto")` and an optimizer
-of `torchsparse_rec.optim` in the place of torch's ([tests/zoo](../tests/zoo) has the lines). Losses are compared step
-by step. `make zoo` writes this page.
+Each model trains in its own library's trainer, without and with the lines below. All else is the library's. Losses are
+compared step by step, from the same start. A batch has 1,024 ids of the large table, or sequences of so many in all,
+and rows have 16 columns. `make zoo` writes this page ([tests/zoo](../tests/zoo) has the whole programs).
 
 | model | ids | largest relative difference of a loss | step, own | step, ours | ratio | memory, own | memory, ours | |
 |---|---|---|---|---|---|---|---|---|
+"""
+_LINES = """
+## The lines
+
+A trainer that is given an optimizer gets ours. One that looks it up in `torch.optim` by its name finds ours there.
+"""
+_OTHERS = """
+## Others
+
+- pytorch-widedeep 1.7.0 imports torchvision, whose operators do not load beside this torch.
+- RecTools 0.19.0 has not been tried.
+- RecBole's other models share the trainer of NeuMF, and take the same lines.
 """
 
 
@@ -49,7 +63,19 @@ def main(names: list[str]) -> None:
         for size in SIZES:
             rows.append(row(name, size, *(measured(python, name, way, size) for way in ("own", "ours")), remark))
             print(rows[-1], flush=True)
-            (ROOT / "docs/zoo.md").write_text(_HEAD + "\n".join(rows) + "\n")
+            (ROOT / "docs/zoo.md").write_text(_HEAD + "\n".join(rows) + "\n" + _LINES + lines() + _OTHERS)
+
+
+def lines() -> str:
+    """Return the lines of each library's program that make a model ours: what it does ``if ours``."""
+    parts = []
+    for library in dict.fromkeys(name.partition(".")[0] for name in MODELS):
+        text = (ROOT / f"tests/zoo/of_{library}.py").read_text()
+        blocks = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.If) and ast.unparse(x.test) == "ours"]
+        blocks.sort(key=lambda x: x.lineno)
+        code = [textwrap.dedent("\n".join(text.splitlines()[x.lineno : x.end_lineno])) for x in blocks]
+        parts.append(f"\n{library}:\n\n```python\n" + "\n".join(code) + "\n```\n")
+    return "".join(parts)
 
 
 def environment(library: str) -> Path:
@@ -80,7 +106,7 @@ def row(name: str, size: int, own: dict, ours: dict, remark: str) -> str:
     worst = max(abs(one - other) / abs(one) for one, other in pairs)
     times = f"{own['step'] * 1e3:,.0f} ms | {ours['step'] * 1e3:,.0f} ms | {own['step'] / ours['step']:.1f}"
     memory = " | ".join(f"{one['bytes'] / 1e9:.1f} GB" for one in (own, ours))
-    return f"| {name} | {size:,} | {worst:.0e} | {times} | {memory} | {remark} |"
+    return f"| {name} | {size:,} | {f'{worst:.0e}' if worst else '0'} | {times} | {memory} | {remark} |"
 
 
 if __name__ == "__main__":
