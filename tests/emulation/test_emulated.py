@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from samples.row_optimizer import ruled
 from samples.sample import Random
 
 from emulation import fixture
@@ -119,7 +120,7 @@ def test_launches_of_a_small_batch(what: str) -> None:
         "update": (
             *([weight], [torch.zeros_like(weight), torch.zeros_like(weight)], [torch.zeros(5000, dtype=torch.int32)]),
             *(history, grad, ids, offsets, None, None, [0], [0], [SUM], [256], [-1], True, [True], None),
-            *(3, [0.1, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0], 1, 0, False, []),
+            *(*ruled("adam", lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8), 1, 0, False, []),
         ),
     }[what]
     launches = fixture.library().tsr_emulated_launches

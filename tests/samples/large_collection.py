@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from samples.embedding_collection import Collection, random_collection
 from samples.large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of
+from samples.row_optimizer import ruled
 from samples.sample import Family, Sample
 
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, MIN, SQRTN, SUM
 
-ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0])
+ADAM = ruled("adam", lr=0.125, beta1=0.75, beta2=0.875, eps=1e-3, weight_decay=0.25, decoupled=1.0)
 _ops = torch.ops.torchsparse_rec
 
 

@@ -176,8 +176,9 @@ def update_samples(operator: str) -> Iterator[Sample]:
     for rule, dim in zip(RULES, itertools.cycle((3, 130)), strict=False):
         yield update_sample("zeros", rule, ((9, dim), (4, 1)), catch_up=False, zeros=True, dtype=next(kinds))
     for rule in ("adamw", "momentum", "lamb", *(name for name in RULES if name.startswith("seen_"))):
-        yield update_sample("zeros_of_all_rows", rule, catch_up=False, zeros=True, all_rows=True)
-        yield update_sample("zeros_caught_up", rule, zeros=True)
+        chosen = rule in ("seen_adam", "seen_rowwise_adagrad")
+        yield update_sample("zeros_of_all_rows", rule, catch_up=False, zeros=True, all_rows=True, representative=chosen)
+        yield update_sample("zeros_caught_up", rule, zeros=True, representative=chosen)
     yield update_sample("zeros_wide", "lamb", ((9, 300),), zeros=True, scale=torch.tensor(-2.0), representative=True)
     yield update_sample("zero_scale", "ftrl", scale=torch.tensor(0.0))
     yield update_sample("scaled", "adam", scale=torch.tensor(0.25))
