@@ -191,7 +191,7 @@ def test_a_module_in_place_of_its_parameters(cls):
         cls(torch.nn.Linear(1, 1))
 
 
-OUR_ARGUMENTS = "lazy", "stochastic_rounding", "in_backward", "tensorflow_eps"
+OUR_ARGUMENTS = "lazy", "decay", "stochastic_rounding", "in_backward", "tensorflow_eps"
 
 
 @pytest.mark.parametrize("name", sorted({case.kind for case in BY_NAME.values()} - {*REFERENCES}))
