@@ -163,6 +163,16 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor? per_sample_weights, Tensor? argmax, int[] bags, bool side_by_side, int rule, float[] hyperparameters,"
       " int step, int base, int plan) -> ()");
 
+  // scores
+  m.def("scores_targets(Tensor target, SymInt rows, int ignore_index, bool excluded) -> Tensor");
+  m.def("scores_exclude_(Tensor(a!) scores, Tensor ids, Tensor samples, SymInt first_row) -> ()");
+  m.def(
+      "scores_lse_(Tensor scores, Tensor target, SymInt first_row, Tensor(a!) maximum, Tensor(b!) sum,"
+      " Tensor(c!) own) -> ()");
+  m.def(
+      "scores_softmax_(Tensor(a!) scores, Tensor maximum, Tensor target, SymInt first_row, Tensor factor,"
+      " Tensor own_factor) -> ()");
+
   // row_update
   m.def(
       "row_update(Tensor(a!) weight, Tensor(b!)? state0, Tensor(c!)? state1, Tensor(d!)? state2, Tensor grad,"

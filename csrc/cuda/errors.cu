@@ -3,6 +3,7 @@
 
 #include "../cuda.h"
 #include "../hash_cross.h"
+#include "../scores.h"
 #include "errors.h"
 
 namespace tsr {
@@ -103,6 +104,12 @@ const char* argument_name(Argument argument) {
       return "counters";
     case Argument::kFreeRows:
       return "free_rows";
+    case Argument::kTarget:
+      return "target";
+    case Argument::kExcluded:
+      return "excluded";
+    case Argument::kSamples:
+      return "samples";
     default:
       return "per_sample_weights";
   }
@@ -110,7 +117,8 @@ const char* argument_name(Argument argument) {
 
 // The words of the CPU's errors.
 [[noreturn]] void raise(const FaultDetails& e) {
-  const uint64_t position = (e.key & ((uint64_t{1} << kPositionBits) - 1)) - static_cast<uint64_t>(e.begin);
+  const uint64_t in_all = e.key & ((uint64_t{1} << kPositionBits) - 1);
+  const uint64_t position = in_all - static_cast<uint64_t>(e.begin);
   std::string argument = message(e.op, ": ", argument_name(e.argument));
   if (e.item >= 0) argument += message("[", e.item, "]");
   const std::string element =
@@ -165,6 +173,9 @@ const char* argument_name(Argument argument) {
       throw std::out_of_range(message(element, " must be below ", e.bound, ", got ", e.value));
     case Fault::kOutsideClosed:
       throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "], got ", e.value));
+    case Fault::kNotATarget:
+      throw std::out_of_range(bad_target(argument_name(e.argument), static_cast<int64_t>(in_all), e.value, e.bound,
+                                         e.begin, e.argument == Argument::kExcluded));
     case Fault::kNotFree:
       throw std::invalid_argument(message(element, " must be in [0, ", e.bound,
                                           "), without a key and more than the one before it, got ", e.value));

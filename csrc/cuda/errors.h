@@ -27,7 +27,10 @@ enum class Argument : int32_t {
   kIds,
   kRows,
   kCounters,
-  kFreeRows
+  kFreeRows,
+  kTarget,
+  kExcluded,
+  kSamples
 };
 
 // What is wrong with a value; the numbers that go with it are in brackets.
@@ -53,6 +56,7 @@ enum class Fault : int32_t {
   kNotIncreasing,   // a row not above its predecessor, bound
   kNotBelow,        // a row >= bound, where negative ones are left out
   kOutsideClosed,   // a counter outside [0, bound]
+  kNotATarget,      // a target outside [0, bound) that is not ignore_index, begin
   kNotFree,         // among rows that are free one that is not, or not below bound, or not in ascending order
 };
 

@@ -32,6 +32,7 @@ TOLERANCES = {
     torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5},
 }
 ON_HOST = {name: k for family in families() for name, k in family.on_host.items()}
+PRECISION = {name: dtype for family in families() for name, dtype in family.precision.items()}
 BATCH = 3
 # Kernels that report bad accesses or races are slow, and layouts, vmap and capture take them nowhere new.
 WATCHED = sanitized() or racing() or "sanitized" in os.environ.get("TORCHSPARSE_REC_LIBRARY", "")
@@ -73,7 +74,7 @@ def equals_reference(sample: Sample, device: str, results: Results) -> None:
     for k, (actual, wanted) in enumerate(zip(results, references, strict=True)):
         assert actual.device.type == ("cpu" if ON_HOST.get(sample.operator) == k else device)
         assert actual.is_contiguous()
-        tolerance = TOLERANCES.get(wanted.dtype, {"rtol": 0, "atol": 0})
+        tolerance = TOLERANCES.get(PRECISION.get(sample.operator, wanted.dtype), {"rtol": 0, "atol": 0})
         torch.testing.assert_close(actual.cpu(), wanted, equal_nan=True, **tolerance)
 
 

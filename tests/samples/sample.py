@@ -90,6 +90,8 @@ class Family:
     read_backs: Mapping[str, ReadBack] = field(default_factory=dict)
     # Of operators with a result that is on the CPU whatever the device: which.
     on_host: Mapping[str, int] = field(default_factory=dict)
+    # Of operators with results that are less precise than their dtype: the dtype that they are as precise as.
+    precision: Mapping[str, torch.dtype] = field(default_factory=dict)
     # Samples that use several threads and many blocks: built only by the test that needs one.
     large: Sequence[Build] = ()
 

@@ -19,6 +19,7 @@ from .record_examples import *
 from .route import *
 from .row_optimizer import *
 from .row_optimizer_rules import *
+from .scores import *
 from .segment import *
 from .sparse_segment import *
 from .sparse_tensor import *

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from .._torch import arguments_of, operator_names
+from .autograd import operator_of
 
-_NAMESPACE = "torchsparse_rec"
+_NAMESPACE, _OF_PYTHON = "torchsparse_rec", "torchsparse_rec_scores"
 _Rule = Callable[..., tuple[Any, Any]]
 _RULED: set[str] = set()
 
@@ -26,7 +27,7 @@ def elementwise(name: str) -> None:
     """Batch an operator in one call: the batch is one more dimension of argument 0, its only tensor."""
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
-        return _operator(name)(*arguments), in_dims[0]
+        return operator_of(name)(*arguments), in_dims[0]
 
     _register(name, rule)
 
@@ -44,7 +45,7 @@ def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
         data, dim = arguments[0], in_dims[0]
         if dim is None or any(other is not None for other in in_dims[1:]) or data.dim() < 2:
             return _one_by_one(name, info, in_dims, arguments)
-        output = _operator(name)(data.movedim(dim, -1).contiguous(), *arguments[1:])
+        output = operator_of(name)(data.movedim(dim, -1).contiguous(), *arguments[1:])
         if results is None:
             return output, output.dim() - 1
         dims = tuple(x.dim() - 1 if has else None for x, has in zip(output, results, strict=True))
@@ -56,8 +57,9 @@ def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
 def register_the_others() -> None:
     """Give the default rule to every operator that has tensors and none yet."""
     for qualified in operator_names():
-        namespace, _, name = qualified.partition("::")
-        if namespace == _NAMESPACE and name not in _RULED and arguments_of(_operator(name)):
+        name = qualified.removeprefix(f"{_NAMESPACE}::")
+        is_ours = name != qualified or name.startswith(f"{_OF_PYTHON}::")
+        if is_ours and name not in _RULED and arguments_of(operator_of(name)):
             _register(name, _default(name))
 
 
@@ -68,13 +70,9 @@ def _default(name: str) -> _Rule:
     return rule
 
 
-def _operator(name: str) -> Any:
-    return getattr(torch.ops.torchsparse_rec, name).default
-
-
 def _register(name: str, rule: _Rule) -> None:
     _RULED.add(name)
-    torch.library.register_vmap(f"{_NAMESPACE}::{name}", rule)
+    torch.library.register_vmap(name if "::" in name else f"{_NAMESPACE}::{name}", rule)
 
 
 def _one_by_one(
@@ -88,7 +86,7 @@ def _one_by_one(
     for index in range(info.batch_size):
         mine = [_select(x, dim, index) for x, dim in zip(arguments, in_dims, strict=True)]
         before = [(argument, x, list(x.shape)) for place, argument in written.items() for x in _tensors(mine[place])]
-        calls.append(_operator(name)(*mine))
+        calls.append(operator_of(name)(*mine))
         for argument, x, shape in before:
             if list(x.shape) != shape:
                 raise ValueError(
@@ -103,7 +101,7 @@ def _one_by_one(
 def _written(name: str, in_dims: Sequence[Any], arguments: Sequence[Any]) -> dict[int, str]:
     """Return the names of the tensors that the operator writes, by place; all must be batched."""
     result = {}
-    for place, argument in enumerate(arguments_of(_operator(name))):
+    for place, argument in enumerate(arguments_of(operator_of(name))):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and arguments[place] is not None:
             if any(dim is None for dim in _dims(in_dims[place], arguments[place])):

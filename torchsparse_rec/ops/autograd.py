@@ -11,7 +11,6 @@ from torch import Tensor
 from .. import _library as _library  # loads the schemas
 from .._torch import any_requires_grad, below_autograd, is_seen, is_transformed, is_wrapped, pytree
 
-_ops = torch.ops.torchsparse_rec
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _TRANSFORMED: dict[str, Any] = {}
 
@@ -26,6 +25,12 @@ def is_bare(weight: Tensor, other: Tensor | None = None) -> bool:
         and not torch.jit.is_tracing()
         and not is_wrapped(weight)
     )
+
+
+def operator_of(name: str) -> Any:
+    """Return an operator by its name, or of another library than the kernels' by that and ``::`` before it."""
+    library, _, own = name.rpartition("::")
+    return getattr(getattr(torch.ops, library or "torchsparse_rec"), own).default
 
 
 def not_differentiable(*names: str) -> None:
@@ -46,12 +51,13 @@ def differentiable(
     kernel.
 
     Args:
-        name: the name of the operator in csrc/library.cpp; its arguments must hold no lists of tensors.
+        name: the name of the operator in csrc/library.cpp, or of one of Python with its library's name before ``::``;
+            its arguments must hold no lists of tensors.
         backward: the argument of ``torch.library.register_autograd``.
         setup_context: the argument of the same function; ``inputs`` holds every argument of the schema.
     """
     register(name, backward, setup_context)
-    operator = getattr(_ops, name).default
+    operator = operator_of(name)
 
     def forward_at_once(ctx: Any, *arguments: Any) -> Any:
         with below_autograd():
@@ -60,7 +66,7 @@ def differentiable(
         return output
 
     eager: Any = type(
-        f"{name}_eager",
+        f"{operator._opname}_eager",
         (torch.autograd.Function,),
         {"forward": staticmethod(forward_at_once), "backward": staticmethod(backward)},
     )
@@ -87,7 +93,8 @@ def register(name: str, backward: Callable[..., Any], setup_context: Callable[[A
     no tensors in lists: they would be zero. Within a transform an operator is an ``autograd.Function`` of all its
     tensors, one by one.
     """
-    torch.library.register_autograd(f"torchsparse_rec::{name}", backward, setup_context=setup_context)
+    qualified = name if "::" in name else f"torchsparse_rec::{name}"
+    torch.library.register_autograd(qualified, backward, setup_context=setup_context)
     _TRANSFORMED[name] = _transformed(name, backward, setup_context)
 
 
@@ -96,7 +103,7 @@ def call(name: str, *arguments: Any) -> Any:
     if is_transformed() and not torch.compiler.is_compiling():
         layout = _CallLayout(arguments)
         return layout.of_outputs(_TRANSFORMED[name].apply(layout, *pytree.tree_leaves(arguments)))
-    return getattr(_ops, name).default(*arguments)
+    return operator_of(name)(*arguments)
 
 
 class _CallLayout:
@@ -133,7 +140,7 @@ class _Context:
 
 
 def _transformed(name: str, backward: Callable[..., Any], setup_context: Callable[[Any, Any, Any], None]) -> Any:
-    operator = getattr(_ops, name).default
+    operator = operator_of(name)
 
     def forward(layout: _CallLayout, *leaves: Any) -> tuple:
         outputs, layout.outputs = pytree.tree_flatten(operator(*layout.of_arguments(leaves)))
@@ -157,7 +164,7 @@ def _transformed(name: str, backward: Callable[..., Any], setup_context: Callabl
 
     members: dict[str, Any] = {"forward": forward, "setup_context": set_up, "backward": gradients}
     return type(
-        f"{name}_transformed",
+        f"{operator._opname}_transformed",
         (torch.autograd.Function,),
         {key: staticmethod(member) for key, member in members.items()} | {"generate_vmap_rule": True},
     )
@@ -166,19 +173,22 @@ def _transformed(name: str, backward: Callable[..., Any], setup_context: Callabl
 # ---- Second derivatives ----------------------------------------------------------------------------------------------
 
 
-def no_second_derivative(name: str) -> RuntimeError:
+_OF_BAGS = (
+    "weighted bags, extremes and collections have no second derivatives: look rows up with ops.embedding and pool them"
+    " with ops.segment_sum, ops.segment_max and their like"
+)
+
+
+def no_second_derivative(name: str, why: str = _OF_BAGS) -> RuntimeError:
     """Return the error for a gradient that is differentiated again: torch's bags have no second derivative either."""
-    return RuntimeError(
-        f"{name}: weighted bags, extremes and collections have no second derivatives: look rows up with ops.embedding"
-        " and pool them with ops.segment_sum, ops.segment_max and their like"
-    )
+    return RuntimeError(f"{name}: {why}")
 
 
-def only_once(name: str) -> tuple[Callable[..., Any], Callable[[Any, Any, Any], None]]:
+def only_once(name: str, why: str = _OF_BAGS) -> tuple[Callable[..., Any], Callable[[Any, Any, Any], None]]:
     """Return ``backward`` and ``setup_context`` of a gradient without derivative: it must not be taken for zero."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise no_second_derivative(name)
+        raise no_second_derivative(name, why)
 
     return backward, lambda ctx, inputs, output: None
 

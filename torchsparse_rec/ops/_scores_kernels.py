@@ -1,0 +1,267 @@
+"""The passes of the family ``scores`` over all rows of a table, as operators of Python, and their derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._in_place import without_result
+from .autograd import differentiable, not_differentiable, only_once
+
+__all__ = ["Backward", "Passes", "Samples", "loss", "targets_of", "weights_of"]
+
+_ops = torch.ops.torchsparse_rec
+targets_of = _ops.scores_targets.default
+
+# Scores of a block of rows: 1 MB of float32, which a core's second cache holds; and elements of its rows. Of fewer rows
+# than 256 the calls weigh.
+_BLOCK_SCORES, _BLOCK_ELEMENTS = 1 << 18, 1 << 20
+_LEAST_ROWS = 256
+
+
+# ---- Passes over the rows --------------------------------------------------------------------------------------------
+
+
+class Samples(NamedTuple):
+    """What a loss over rows is told of its samples and rows; scores are ``[N, rows of a block]``."""
+
+    input: Tensor  # [N, D], scaled
+    targets: Tensor  # [N] int64, -1 of those that do not count
+    bias: Tensor | None  # [V]
+    weight: Tensor | None  # [V]
+    ids: Tensor | None  # the classes that are excluded, by class
+    samples: Tensor | None  # of which samples
+    label_smoothing: float
+    normalize: bool
+    block: int | None
+
+
+class Passes:
+    """Passes over all rows of a table, block by block: a loss, and its gradients."""
+
+    def __init__(self, of: Samples, rows: int) -> None:
+        self.of, self.rows = of, rows
+        count, self.dim = of.input.shape
+        most = min(_BLOCK_SCORES // max(count, 1), _BLOCK_ELEMENTS // max(self.dim, 1))
+        self.size = min(of.block or max(_LEAST_ROWS, most // 32 * 32), rows)
+        self._scores = of.input.new_empty(count * self.size)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield the first row of each block, and the first one after it."""
+        for begin in range(0, self.rows, self.size):
+            yield begin, min(begin + self.size, self.rows)
+
+    def forward(self, rows_of: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss of each sample, and maximum and sum of the exponentials of its scores."""
+        of = self.of
+        count = of.input.shape[0]
+        maximum, own = of.input.new_full((count,), -torch.inf), of.input.new_zeros(count)
+        total = of.input.new_zeros(count, dtype=torch.float64)
+        shared = Shared(self)
+        for begin, end in self.blocks():
+            rows, _ = self.units(rows_of(begin, end))
+            scores = self.scores(rows, begin, end)
+            _ops.scores_lse_.default(scores, of.targets, begin, maximum, total, own)
+            shared.add(rows, begin, end)
+        lse = maximum + total.log()
+        losses = (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64) * (lse - own)
+        if of.label_smoothing:
+            mean = torch.mv(of.input.double(), shared.row) + shared.bias
+            losses += of.label_smoothing / self.rows * (shared.weight * lse - mean)
+        return losses.where(of.targets >= 0, 0).to(of.input.dtype), maximum, total
+
+    def units(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return rows in the dtype of scores; where they are to be normalised, divided by their norms, and these."""
+        rows = rows.to(self.of.input.dtype)
+        if not self.of.normalize:
+            return rows, None
+        norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        return rows / norms, norms
+
+    def scores(self, rows: Tensor, begin: int, end: int) -> Tensor:
+        """Return the scores of a block, which the next one overwrites."""
+        of = self.of
+        out = self._scores[: of.input.shape[0] * (end - begin)].view(-1, end - begin)
+        if of.bias is None:
+            torch.mm(of.input, rows.T, out=out)
+        else:
+            torch.addmm(of.bias[begin:end].to(out.dtype), of.input, rows.T, out=out)
+        if of.ids is not None:
+            _ops.scores_exclude_.default(out, of.ids, of.samples, begin)
+        return out
+
+
+class Shared:
+    """What label smoothing gives to all classes alike: sums over them of rows, biases and weights, in float64."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        self.row = passes.of.input.new_zeros(passes.dim, dtype=torch.float64)
+        weight, bias, count = passes.of.weight, passes.of.bias, float(passes.rows)
+        self.weight = self.row.new_tensor(count) if weight is None else weight.double().sum()
+        weights = self.row.new_ones(passes.rows) if weight is None else weight.double()
+        self.bias = self.row.new_zeros(()) if bias is None else bias.double() @ weights
+
+    def add(self, rows: Tensor, begin: int, end: int) -> None:
+        """Add a block's rows."""
+        of = self._passes.of
+        if of.label_smoothing:
+            self.row += rows.sum(0) if of.weight is None else of.weight[begin:end].to(rows.dtype) @ rows
+
+
+class Backward:
+    """The gradients of a loss: each block's scores are computed again."""
+
+    def __init__(self, passes: Passes, grad: Tensor, maximum: Tensor, total: Tensor, wants_input: bool) -> None:
+        of = passes.of
+        self._passes, self._maximum = passes, maximum
+        grad = grad.double().where(of.targets >= 0, 0)
+        own = grad * (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64)
+        self._every = grad * (of.label_smoothing / passes.rows)
+        self._shared = Shared(passes)
+        dtype = of.input.dtype
+        self._factor = ((own + self._every * self._shared.weight) / total).to(dtype)
+        self._factor = self._factor.where(of.targets >= 0, 0)
+        self._own_factor = -own.to(dtype)
+        self._every_input = self._every.to(dtype) @ of.input
+        self._input_grad = of.input.new_zeros(of.input.shape, dtype=torch.float64) if wants_input else None
+        self._part = torch.empty_like(of.input) if wants_input else None
+
+    def block(self, raw: Tensor, begin: int, end: int, rows_grad: Tensor | None, bias_grad: Tensor | None) -> None:
+        """Add to the input's gradient, and write a block's of the rows and biases, if they are wanted."""
+        passes, of = self._passes, self._passes.of
+        rows, norms = passes.units(raw)
+        shares = passes.scores(rows, begin, end)
+        _ops.scores_softmax_.default(shares, self._maximum, of.targets, begin, self._factor, self._own_factor)
+        if self._input_grad is not None:
+            self._input_grad += torch.mm(shares, rows, out=self._part)
+            self._shared.add(rows, begin, end)
+        weights = None if of.weight is None else of.weight[begin:end].to(shares.dtype)
+        if bias_grad is not None:
+            grad = shares.sum(0)
+            if of.label_smoothing:
+                every = self._every.sum().to(shares.dtype)
+                grad -= every if weights is None else every * weights
+            bias_grad.copy_(grad)
+        if rows_grad is not None:
+            grad = torch.mm(shares.T, of.input, out=rows_grad if rows_grad.dtype == shares.dtype else None)
+            if of.label_smoothing:
+                grad -= self._every_input if weights is None else torch.outer(weights, self._every_input)
+            if norms is not None:
+                grad.sub_((grad * rows).sum(1, keepdim=True) * rows).div_(norms)
+            if grad is not rows_grad:
+                rows_grad.copy_(grad)
+
+    def input_grad(self) -> Tensor:
+        """Return the gradient of the input, once all blocks are done."""
+        assert self._input_grad is not None
+        if self._passes.of.label_smoothing:
+            self._input_grad -= torch.outer(self._every, self._shared.row)
+        return self._input_grad.to(self._passes.of.input.dtype)
+
+
+def weights_of(targets: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the weight of each sample's target, 0 of samples that do not count: ``[N]``."""
+    counts = targets >= 0
+    return counts.to(dtype) if weight is None else weight[targets.clamp_min(0)].to(dtype).where(counts, 0)
+
+
+# ---- Operators -------------------------------------------------------------------------------------------------------
+
+# In a library of their own: these operators are Python, of the kernels and torch's products.
+_library = torch.library.Library("torchsparse_rec_scores", "DEF")
+_SAMPLES = (
+    "Tensor input, Tensor rows, Tensor targets, Tensor? bias, Tensor? weight, Tensor? ids, Tensor? samples,"
+    " float label_smoothing, bool normalize, SymInt? block"
+)
+_library.define(f"loss({_SAMPLES}) -> (Tensor losses, Tensor maximum, Tensor sum)")
+_library.define(
+    f"loss_backward(Tensor grad, Tensor maximum, Tensor sum, {_SAMPLES}, bool[] wanted)"
+    " -> (Tensor input_grad, Tensor rows_grad, Tensor bias_grad)"
+)
+
+
+def _given(input: Tensor, rows: Tensor, *rest: Any) -> tuple[Passes, Tensor]:
+    return Passes(Samples(input.contiguous(), *rest), rows.shape[0]), rows
+
+
+def _forward(*of: Any) -> tuple[Tensor, Tensor, Tensor]:
+    passes, rows = _given(*of)
+    with torch.autocast(rows.device.type, enabled=False):
+        return passes.forward(lambda begin, end: rows[begin:end])
+
+
+def _backward(grad: Tensor, maximum: Tensor, total: Tensor, *of: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *samples, (input_wanted, rows_wanted, bias_wanted) = of
+    passes, rows = _given(*samples)
+    nothing = rows.new_empty(0)
+    rows_grad = torch.empty_like(rows, memory_format=torch.contiguous_format) if rows_wanted else None
+    bias_grad = torch.empty_like(passes.of.bias) if bias_wanted and passes.of.bias is not None else None
+    backward = Backward(passes, grad, maximum, total, input_wanted)
+    with torch.autocast(rows.device.type, enabled=False):
+        for begin, end in passes.blocks():
+            of_rows = None if rows_grad is None else rows_grad[begin:end]
+            of_bias = None if bias_grad is None else bias_grad[begin:end]
+            backward.block(rows[begin:end], begin, end, of_rows, of_bias)
+    return (
+        backward.input_grad() if input_wanted else passes.of.input.new_empty(0),
+        nothing if rows_grad is None else rows_grad,
+        nothing if bias_grad is None else bias_grad,
+    )
+
+
+def _forward_fake(input: Tensor, rows: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    count = targets.shape[0]
+    return input.new_empty(count), input.new_empty(count), input.new_empty(count, dtype=torch.float64)
+
+
+def _backward_fake(
+    grad: Tensor, maximum: Tensor, total: Tensor, input: Tensor, rows: Tensor, targets: Tensor, bias: Any, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *_, (input_wanted, rows_wanted, bias_wanted) = rest
+    return (
+        input.new_empty(input.shape if input_wanted else 0),
+        rows.new_empty(rows.shape if rows_wanted else 0),
+        rows.new_empty(rows.shape[0] if bias_wanted and bias is not None else 0),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    input, rows, targets, bias, weight, ids, samples, *ctx.options = inputs
+    _, maximum, total = output
+    ctx.mark_non_differentiable(maximum, total)
+    ctx.save_for_backward(maximum, total, input, rows, targets, bias, weight, ids, samples)
+
+
+def _registered_backward(ctx: Any, grad: Tensor, _maximum: Any, _sum: Any) -> tuple:
+    wanted = [ctx.needs_input_grad[k] for k in (0, 1, 3)]
+    grads = _loss_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
+    of_input, of_rows, of_bias = (x if is_wanted else None for x, is_wanted in zip(grads, wanted, strict=True))
+    return of_input, of_rows, None, of_bias, *(None,) * 6
+
+
+for _name, _function, _fake in (
+    ("loss", _forward, _forward_fake),
+    ("loss_backward", _backward, _backward_fake),
+):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"torchsparse_rec_scores::{_name}", _fake, lib=_library)
+
+
+@torch.library.register_fake("torchsparse_rec::scores_targets")
+def _(target: Tensor, rows: int, ignore_index: int, excluded: bool) -> Tensor:
+    return target.new_empty(target.shape, dtype=torch.int64)
+
+
+not_differentiable("scores_targets")
+without_result("scores_exclude_", "scores_lse_", "scores_softmax_")
+_loss_backward = differentiable(
+    "torchsparse_rec_scores::loss_backward",
+    *only_once(
+        "linear_cross_entropy", "its gradients have no second derivatives: F.cross_entropy of all scores has them"
+    ),
+)
+loss = differentiable("torchsparse_rec_scores::loss", _registered_backward, _setup_context)

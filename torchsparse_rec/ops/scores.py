@@ -1,0 +1,168 @@
+"""
+Family ``scores``: losses over all rows of a table, by blocks of rows, so that the scores of all are never there.
+
+Contract: csrc/scores.h. Kernels: csrc/cpu/scores.cpp, csrc/cuda/scores.cu. Products are torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..jagged import JaggedTensor
+from ._scores_kernels import loss, targets_of, weights_of
+
+__all__ = ["linear_cross_entropy"]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    temperature: float = 1.0,
+    normalize: bool = False,
+    excluded: JaggedTensor | Tensor | None = None,
+    block: int | None = None,
+) -> Tensor:
+    """
+    Return ``F.cross_entropy(input @ linear_weight.T + linear_bias, target)`` without ever holding all scores.
+
+    Forward and backward read the rows of ``linear_weight`` block by block. Beside inputs and gradients, memory is that
+    of one block's scores.
+
+    Args:
+        input: ``[..., D]``, N samples in all, of floats.
+        linear_weight: ``[V, D]``, a row for each class, of the dtype of ``input``.
+        target: ``[...]``, int32 or int64: classes in ``[0, V)``, or ``ignore_index``.
+        linear_bias: ``[V]``, added to the scores.
+        weight: ``[V]``, the weights of the classes, without a gradient.
+        ignore_index: the target of samples that are left out.
+        reduction: ``"mean"`` (default), which divides by the sum of the targets' weights, ``"sum"`` or ``"none"``.
+        label_smoothing: the part of a target that all classes share alike, in ``[0, 1]``. Default 0.
+        temperature: the number above 0 that products are divided by, before the bias is added. Default 1.
+        normalize: whether samples and rows are divided by their Euclidean norms, of at least 1e-12: a product is then a
+            cosine. Default False.
+        excluded: the classes that do not count for a sample: a ``JaggedTensor`` of N rows of ids, or ``[N, E]`` int64
+            filled up with -1. A sample's target always counts.
+        block: the number of rows that are read at a time. The default gives 1 MB of scores, and at least 256 rows.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64. Where no
+        sample counts, the mean is NaN and its gradients are 0, as torch's.
+
+    Raises:
+        IndexError: a target or an excluded class out of range, named with its position, which counts along rows.
+        RuntimeError: ``weight`` that requires a gradient.
+        ValueError: shapes, dtypes or devices that do not fit, or an option out of its range.
+
+    Scores of half types are float32. Second derivatives are refused. Source:
+    ``torch.nn.functional.linear_cross_entropy``.
+
+    Example:
+        >>> rows = torch.eye(3)
+        >>> linear_cross_entropy(2 * rows[:2], rows, torch.tensor([0, 2]), reduction="none")
+        tensor([0.2395, 2.2395])
+    """
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "temperature": temperature}
+    _check_options(reduction, block, **options)
+    _check_inputs(input, linear_weight, target, linear_bias, weight)
+    rows, dtype = linear_weight.shape[0], _wide(input.dtype)
+    samples = input.reshape(-1, input.shape[-1]).to(dtype)
+    if normalize:
+        samples = F.normalize(samples, eps=1e-12)
+    targets = targets_of(target.reshape(-1), rows, ignore_index, False)
+    left_out = _left_out(excluded, targets, rows)
+    scaled = samples / temperature
+    losses, _, _ = loss(
+        scaled, linear_weight, targets, linear_bias, weight, *left_out, label_smoothing, normalize, block
+    )
+    if reduction == "none":
+        return losses.reshape(target.shape)
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / weights_of(targets, weight, dtype).sum()
+
+
+# ---- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of scores."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check_options(reduction: str, block: int | None, *, ignore_index: int, label_smoothing: float, temperature: float):
+    name = "linear_cross_entropy"
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"{name}: label_smoothing must be in [0, 1], got {label_smoothing}")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"{name}: temperature must be finite and above 0, got {temperature}")
+    if block is not None and block < 1:
+        raise ValueError(f"{name}: block must be at least 1 row, got {block}")
+
+
+def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | None, weight: Tensor | None) -> None:
+    name = "linear_cross_entropy"
+    if input.dim() == 0 or not input.is_floating_point():
+        raise ValueError(f"{name}: input must be [..., D] of floats, got {input.dtype} of shape {tuple(input.shape)}")
+    if rows.dim() != 2 or rows.shape[1] != input.shape[-1] or rows.dtype != input.dtype:
+        raise ValueError(
+            f"{name}: linear_weight must be [V, {input.shape[-1]}] of {input.dtype}, as input, "
+            f"got {rows.dtype} of shape {tuple(rows.shape)}"
+        )
+    if rows.shape[0] == 0:
+        raise ValueError(f"{name}: linear_weight must have at least one row, got shape {tuple(rows.shape)}")
+    if target.shape != input.shape[:-1] or target.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"{name}: target must be int32 or int64 of shape {tuple(input.shape[:-1])}, a class for each sample, "
+            f"got {target.dtype} of shape {tuple(target.shape)}"
+        )
+    for argument, x, dtype in (("linear_bias", bias, rows.dtype), ("weight", weight, None)):
+        if x is None:
+            continue
+        if x.shape != rows.shape[:1] or not x.is_floating_point() or x.dtype != (dtype or x.dtype):
+            raise ValueError(
+                f"{name}: {argument} must be [{rows.shape[0]}] of {dtype or 'floats'}, a number for each row of "
+                f"linear_weight, got {x.dtype} of shape {tuple(x.shape)}"
+            )
+    for argument, x in (("linear_weight", rows), ("target", target), ("linear_bias", bias), ("weight", weight)):
+        if x is not None and x.device != input.device:
+            raise ValueError(f"{name}: {argument} must be on the device of input, {input.device}, got {x.device}")
+    if weight is not None and weight.requires_grad:
+        raise RuntimeError(f"{name}: weight must not require a gradient: detach it")
+
+
+def _left_out(
+    excluded: JaggedTensor | Tensor | None, targets: Tensor, rows: int
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return what is excluded, as class and sample, by class; -1 in place of a sample's own target."""
+    if excluded is None:
+        return None, None
+    count = targets.shape[0]
+    if isinstance(excluded, JaggedTensor):
+        lengths, ids = excluded.lengths(), excluded.values()
+        fits, shape = lengths.shape[0] == count, f"{lengths.shape[0]} rows"
+        samples = torch.repeat_interleave(lengths.long(), output_size=ids.shape[0])
+    else:
+        ids, shape = excluded, f"shape {tuple(excluded.shape)}"
+        fits = ids.dim() == 2 and ids.shape[0] == count
+        samples = torch.arange(count, device=ids.device).repeat_interleave(ids.shape[-1] if fits else 0)
+    if not fits or ids.dtype not in (torch.int32, torch.int64) or ids.device != targets.device:
+        raise ValueError(
+            f"linear_cross_entropy: excluded must have a row of int32 or int64 ids for each of {count} samples, on "
+            f"{targets.device}, got {ids.dtype} of {shape} on {ids.device}"
+        )
+    ids = targets_of(ids.reshape(-1), rows, -1, True)
+    ids, order = ids.where(ids != targets[samples], -1).sort(stable=True)
+    return ids, samples[order]
