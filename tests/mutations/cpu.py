@@ -85,6 +85,8 @@ FAULTS = {
     ],
     "quantized.cpp": [("bound", "start >= before, op", "start + 1 >= before, op", "quantized")],
     "quantized_loops_body.h": [("sign", "  if (is_long) {\n", "  if (!is_long) {\n", "quantized")],
+    "scores.cpp": [("step", "if (top != most[n]) sums", "if (false) sums", "scores")],
+    "scores_body.h": [("bound", ": -INFINITY;", ": 0.0f;", "scores")],
     "record_encode.cpp": [("bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record")],
 }
 MUTATIONS = [Mutation(file, *fault) for file, faults in FAULTS.items() for fault in faults]

@@ -355,6 +355,12 @@ FAULTS = {
             "table",
         ),
     ],
+    "scores.cu": [
+        ("sign", "return x > y ? x : y;", "return x < y ? x : y;", "scores"),
+        ("step", "c == place ? share + own_factor[n] : share", "share", "scores"),
+        ("bound", "warp < blockDim.x / kWarp", "warp + 1 < blockDim.x / kWarp", "scores"),
+        ("bound", "value >= rows);", "value > rows);", "targets"),
+    ],
     "table_sketch.cu": [
         ("step", "    if (known > kMost) relaxed_store(&counters[c], kMost);\n", "", "table and one_id"),
         ("bound", "& (2 * kMost + 1);", "& (2 * kMost);", "table and one_id"),
