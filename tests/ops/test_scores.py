@@ -65,7 +65,7 @@ def _assert_near(actual: list[Tensor], wanted: list[Tensor], tolerance: float = 
 # ---- Beside torch ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [None, 1, 7, 64])
+@pytest.mark.parametrize("block", [None, 7, 64])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_loss_and_gradients_are_those_of_all_scores(reduction: str, block: int | None, device: str) -> None:
     """Go through all combinations of the options, beside float64."""
@@ -83,6 +83,16 @@ def test_loss_and_gradients_are_those_of_all_scores(reduction: str, block: int |
         there = [x.to(device) for x in leaves]
         actual = _with_gradients(ops.linear_cross_entropy, there, target.to(device), **options)
         _assert_near([x.cpu() for x in actual], wanted)
+
+
+def test_blocks_of_one_row(device: str) -> None:
+    input, table, bias, weight, target = _problem(rows=9)
+    options = {"label_smoothing": 0.1, "normalize": True}
+    leaves = [x.double() for x in (input, table, bias)]
+    wanted = _with_gradients(_of_all_scores, leaves, target, **options, weight=weight.double())
+    leaves, options = [x.to(device) for x in (input, table, bias)], options | {"weight": weight.to(device), "block": 1}
+    actual = _with_gradients(ops.linear_cross_entropy, leaves, target.to(device), **options)
+    _assert_near([x.cpu() for x in actual], wanted)
 
 
 @pytest.mark.parametrize("form", ["matrix", "jagged"])
@@ -114,15 +124,18 @@ def test_a_sample_of_which_all_else_is_excluded_loses_nothing(device: str) -> No
     assert loss == 0 and not any(x.any() for x in gradients)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_types_have_scores_in_float32(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("of_rows", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_types_have_scores_in_float32(dtype: torch.dtype, of_rows: torch.dtype, device: str) -> None:
     input, table, bias, _, target = _problem(dtype)
+    table, bias = table.to(of_rows), bias.to(of_rows)
     wanted = _with_gradients(_of_all_scores, [x.double() for x in (input, table, bias)], target)
     leaves = [x.to(device) for x in (input, table, bias)]
     loss, *gradients = _with_gradients(ops.linear_cross_entropy, leaves, target.to(device), block=16)
-    assert loss.dtype == torch.float32 and {x.dtype for x in gradients} == {dtype}
+    assert loss.dtype == torch.float32 and [x.dtype for x in gradients] == [dtype, of_rows, of_rows]
     _assert_near([loss.cpu()], wanted[:1])
-    _assert_near([x.cpu() for x in gradients], wanted[1:], 2**-10 if dtype == torch.float16 else 2**-7)
+    for gradient, near in zip(gradients, wanted[1:], strict=True):
+        _assert_near([gradient.cpu()], [near], {torch.float16: 2**-10, torch.bfloat16: 2**-7}.get(gradient.dtype, 3e-6))
 
 
 def test_autocast_changes_nothing() -> None:
@@ -254,17 +267,27 @@ def test_same_bits_again(threads: int) -> None:
 # ---- Bad input -------------------------------------------------------------------------------------------------------
 
 INPUT, TABLE, TARGET = torch.ones(3, 2), torch.ones(5, 2), torch.tensor([0, 4, 1])
+FLOATS = "torch.float32 or torch.bfloat16 or torch.float16"
 REFUSED: dict[str, dict[str, Any]] = {
     "reduction must be 'mean', 'sum' or 'none', got 'max'": {"reduction": "max"},
     "label_smoothing must be in [0, 1], got 1.5": {"label_smoothing": 1.5},
     "label_smoothing must be in [0, 1], got nan": {"label_smoothing": torch.nan},
+    "label_smoothing must be 0 where classes are excluded, as it gives all a share of the target, got 0.1": {
+        "label_smoothing": 0.1,
+        "excluded": torch.zeros(3, 1, dtype=torch.int64),
+    },
     "temperature must be finite and above 0, got 0": {"temperature": 0},
     "block must be at least 1 row, got 0": {"block": 0},
     "input must be [..., D] of floats, got torch.int64": {"input": torch.ones(3, 2, dtype=torch.int64)},
-    "linear_weight must be [V, 2] of torch.float32, as input, got torch.float32 of shape (5, 3)": {
+    f"linear_weight must be [V, 2] of {FLOATS}, as input is torch.float32, got torch.float32 of shape (5, 3)": {
         "linear_weight": torch.ones(5, 3)
     },
-    "linear_weight must be [V, 2] of torch.float32, as input, got torch.float64": {"linear_weight": TABLE.double()},
+    f"linear_weight must be [V, 2] of {FLOATS}, as input is torch.float32, got torch.float64": {
+        "linear_weight": TABLE.double()
+    },
+    "linear_weight must be [V, 2] of torch.float64, as input is torch.float64, got torch.float32": {
+        "input": INPUT.double()
+    },
     "linear_weight must have at least one row, got shape (0, 2)": {"linear_weight": torch.ones(0, 2)},
     "target must be int32 or int64 of shape (3,), a class for each sample, got torch.int64 of shape (4,)": {
         "target": torch.zeros(4, dtype=torch.int64)
@@ -272,10 +295,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "target must be int32 or int64 of shape (3,), a class for each sample, got torch.float32 of shape (3, 5)": {
         "target": torch.ones(3, 5)
     },
-    "linear_bias must be [5] of torch.float32, a number for each row of linear_weight, got torch.float32": {
+    f"linear_bias must be [5] of {FLOATS}, a number for each row of linear_weight, got torch.float32": {
         "linear_bias": torch.ones(4)
     },
-    "weight must be [5] of floats, a number for each row of linear_weight, got torch.int64": {
+    f"weight must be [5] of {FLOATS}, a number for each row of linear_weight, got torch.int64": {
         "weight": torch.ones(5, dtype=torch.int64)
     },
     "target must be on the device of input, cpu, got meta": {"target": TARGET.to("meta")},

@@ -60,15 +60,16 @@ class Passes:
         count = of.input.shape[0]
         maximum, own = of.input.new_full((count,), -torch.inf), of.input.new_zeros(count)
         total = of.input.new_zeros(count, dtype=torch.float64)
-        shared = Shared(self)
+        shared = Shared(self) if of.label_smoothing else None
         for begin, end in self.blocks():
             rows, _ = self.units(rows_of(begin, end))
             scores = self.scores(rows, begin, end)
             _ops.scores_lse_.default(scores, of.targets, begin, maximum, total, own)
-            shared.add(rows, begin, end)
+            if shared is not None:
+                shared.add(rows, begin, end)
         lse = maximum + total.log()
         losses = (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64) * (lse - own)
-        if of.label_smoothing:
+        if shared is not None:
             mean = torch.mv(of.input.double(), shared.row) + shared.bias
             losses += of.label_smoothing / self.rows * (shared.weight * lse - mean)
         return losses.where(of.targets >= 0, 0).to(of.input.dtype), maximum, total
@@ -98,69 +99,76 @@ class Shared:
     """What label smoothing gives to all classes alike: sums over them of rows, biases and weights, in float64."""
 
     def __init__(self, passes: Passes) -> None:
-        self._passes = passes
-        self.row = passes.of.input.new_zeros(passes.dim, dtype=torch.float64)
-        weight, bias, count = passes.of.weight, passes.of.bias, float(passes.rows)
-        self.weight = self.row.new_tensor(count) if weight is None else weight.double().sum()
-        weights = self.row.new_ones(passes.rows) if weight is None else weight.double()
-        self.bias = self.row.new_zeros(()) if bias is None else bias.double() @ weights
+        of = passes.of
+        self._weights = of.input.new_ones(passes.rows) if of.weight is None else of.weight.to(of.input.dtype)
+        self.row = of.input.new_zeros(passes.dim, dtype=torch.float64)
+        self.weight = self._weights.double().sum()
+        self.bias = self.row.new_zeros(()) if of.bias is None else of.bias.double() @ self._weights.double()
 
     def add(self, rows: Tensor, begin: int, end: int) -> None:
         """Add a block's rows."""
-        of = self._passes.of
-        if of.label_smoothing:
-            self.row += rows.sum(0) if of.weight is None else of.weight[begin:end].to(rows.dtype) @ rows
+        self.row += self._weights[begin:end] @ rows
+
+    def of_block(self, begin: int, end: int) -> Tensor:
+        """Return the weights of a block's classes."""
+        return self._weights[begin:end]
 
 
 class Backward:
     """The gradients of a loss: each block's scores are computed again."""
 
-    def __init__(self, passes: Passes, grad: Tensor, maximum: Tensor, total: Tensor, wants_input: bool) -> None:
+    def __init__(
+        self, passes: Passes, grad: Tensor, maximum: Tensor, total: Tensor, wants_input: bool, wants_bias: bool
+    ) -> None:
         of = passes.of
         self._passes, self._maximum = passes, maximum
         grad = grad.double().where(of.targets >= 0, 0)
         own = grad * (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64)
-        self._every = grad * (of.label_smoothing / passes.rows)
-        self._shared = Shared(passes)
-        dtype = of.input.dtype
-        self._factor = ((own + self._every * self._shared.weight) / total).to(dtype)
-        self._factor = self._factor.where(of.targets >= 0, 0)
-        self._own_factor = -own.to(dtype)
-        self._every_input = self._every.to(dtype) @ of.input
+        self._shared, every = None, own
+        if of.label_smoothing:
+            self._shared = Shared(passes)
+            self._every = grad * (of.label_smoothing / passes.rows)
+            self._every_input = self._every.to(of.input.dtype) @ of.input
+            every = own + self._every * self._shared.weight
+        self._factor = (every / total).where(of.targets >= 0, 0).to(of.input.dtype)
+        self._own_factor = -own.to(of.input.dtype)
         self._input_grad = of.input.new_zeros(of.input.shape, dtype=torch.float64) if wants_input else None
         self._part = torch.empty_like(of.input) if wants_input else None
+        self._bias_grad = torch.empty_like(of.bias) if wants_bias and of.bias is not None else None
 
-    def block(self, raw: Tensor, begin: int, end: int, rows_grad: Tensor | None, bias_grad: Tensor | None) -> None:
-        """Add to the input's gradient, and write a block's of the rows and biases, if they are wanted."""
-        passes, of = self._passes, self._passes.of
+    def block(self, raw: Tensor, begin: int, end: int, rows_grad: Tensor | None) -> None:
+        """Do a block's part of the gradients of input and bias; write that of its rows, if it is wanted."""
+        passes, of, shared = self._passes, self._passes.of, self._shared
         rows, norms = passes.units(raw)
         shares = passes.scores(rows, begin, end)
         _ops.scores_softmax_.default(shares, self._maximum, of.targets, begin, self._factor, self._own_factor)
+        weights = None if shared is None else shared.of_block(begin, end)
         if self._input_grad is not None:
             self._input_grad += torch.mm(shares, rows, out=self._part)
-            self._shared.add(rows, begin, end)
-        weights = None if of.weight is None else of.weight[begin:end].to(shares.dtype)
-        if bias_grad is not None:
+            if shared is not None:
+                shared.add(rows, begin, end)
+        if self._bias_grad is not None:
             grad = shares.sum(0)
-            if of.label_smoothing:
-                every = self._every.sum().to(shares.dtype)
-                grad -= every if weights is None else every * weights
-            bias_grad.copy_(grad)
+            if weights is not None:
+                grad -= self._every.sum().to(grad.dtype) * weights
+            self._bias_grad[begin:end] = grad
         if rows_grad is not None:
             grad = torch.mm(shares.T, of.input, out=rows_grad if rows_grad.dtype == shares.dtype else None)
-            if of.label_smoothing:
-                grad -= self._every_input if weights is None else torch.outer(weights, self._every_input)
+            if weights is not None:
+                grad -= torch.outer(weights, self._every_input)
             if norms is not None:
                 grad.sub_((grad * rows).sum(1, keepdim=True) * rows).div_(norms)
             if grad is not rows_grad:
                 rows_grad.copy_(grad)
 
-    def input_grad(self) -> Tensor:
-        """Return the gradient of the input, once all blocks are done."""
-        assert self._input_grad is not None
-        if self._passes.of.label_smoothing:
-            self._input_grad -= torch.outer(self._every, self._shared.row)
-        return self._input_grad.to(self._passes.of.input.dtype)
+    def gradients(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of input and bias that are wanted, once all blocks are done."""
+        input_grad = self._input_grad
+        if input_grad is not None:
+            if self._shared is not None:
+                input_grad -= torch.outer(self._every, self._shared.row)
+            input_grad = input_grad.to(self._passes.of.input.dtype)
+        return input_grad, self._bias_grad
 
 
 def weights_of(targets: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -197,20 +205,14 @@ def _forward(*of: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(grad: Tensor, maximum: Tensor, total: Tensor, *of: Any) -> tuple[Tensor, Tensor, Tensor]:
     *samples, (input_wanted, rows_wanted, bias_wanted) = of
     passes, rows = _given(*samples)
-    nothing = rows.new_empty(0)
     rows_grad = torch.empty_like(rows, memory_format=torch.contiguous_format) if rows_wanted else None
-    bias_grad = torch.empty_like(passes.of.bias) if bias_wanted and passes.of.bias is not None else None
-    backward = Backward(passes, grad, maximum, total, input_wanted)
+    backward = Backward(passes, grad, maximum, total, input_wanted, bias_wanted)
     with torch.autocast(rows.device.type, enabled=False):
         for begin, end in passes.blocks():
-            of_rows = None if rows_grad is None else rows_grad[begin:end]
-            of_bias = None if bias_grad is None else bias_grad[begin:end]
-            backward.block(rows[begin:end], begin, end, of_rows, of_bias)
-    return (
-        backward.input_grad() if input_wanted else passes.of.input.new_empty(0),
-        nothing if rows_grad is None else rows_grad,
-        nothing if bias_grad is None else bias_grad,
-    )
+            backward.block(rows[begin:end], begin, end, None if rows_grad is None else rows_grad[begin:end])
+    input_grad, bias_grad = backward.gradients()
+    results = [(passes.of.input, input_grad), (rows, rows_grad), (rows, bias_grad)]
+    return tuple(like.new_empty(0) if x is None else x for like, x in results)  # type: ignore[return-value]
 
 
 def _forward_fake(input: Tensor, rows: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,7 +227,7 @@ def _backward_fake(
     return (
         input.new_empty(input.shape if input_wanted else 0),
         rows.new_empty(rows.shape if rows_wanted else 0),
-        rows.new_empty(rows.shape[0] if bias_wanted and bias is not None else 0),
+        bias.new_empty(bias.shape) if bias_wanted and bias is not None else rows.new_empty(0),
     )
 
 

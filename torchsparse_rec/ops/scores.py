@@ -40,14 +40,15 @@ def linear_cross_entropy(
     of one block's scores.
 
     Args:
-        input: ``[..., D]``, N samples in all, of floats.
-        linear_weight: ``[V, D]``, a row for each class, of the dtype of ``input``.
+        input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
+        linear_weight: ``[V, D]``, a row for each class.
         target: ``[...]``, int32 or int64: classes in ``[0, V)``, or ``ignore_index``.
         linear_bias: ``[V]``, added to the scores.
         weight: ``[V]``, the weights of the classes, without a gradient.
         ignore_index: the target of samples that are left out.
         reduction: ``"mean"`` (default), which divides by the sum of the targets' weights, ``"sum"`` or ``"none"``.
-        label_smoothing: the part of a target that all classes share alike, in ``[0, 1]``. Default 0.
+        label_smoothing: the part of a target that all classes share alike, in ``[0, 1]``, and 0 where classes are
+            excluded. Default 0.
         temperature: the number above 0 that products are divided by, before the bias is added. Default 1.
         normalize: whether samples and rows are divided by their Euclidean norms, of at least 1e-12: a product is then a
             cosine. Default False.
@@ -72,8 +73,7 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(2 * rows[:2], rows, torch.tensor([0, 2]), reduction="none")
         tensor([0.2395, 2.2395])
     """
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "temperature": temperature}
-    _check_options(reduction, block, **options)
+    _check_options(reduction, label_smoothing, temperature, excluded, block)
     _check_inputs(input, linear_weight, target, linear_bias, weight)
     rows, dtype = linear_weight.shape[0], _wide(input.dtype)
     samples = input.reshape(-1, input.shape[-1]).to(dtype)
@@ -100,12 +100,23 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _check_options(reduction: str, block: int | None, *, ignore_index: int, label_smoothing: float, temperature: float):
+def _check_options(
+    reduction: str,
+    label_smoothing: float,
+    temperature: float,
+    excluded: JaggedTensor | Tensor | None,
+    block: int | None,
+) -> None:
     name = "linear_cross_entropy"
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"{name}: label_smoothing must be in [0, 1], got {label_smoothing}")
+    if label_smoothing > 0 and excluded is not None:
+        raise ValueError(
+            f"{name}: label_smoothing must be 0 where classes are excluded, as it gives all a share of the target, got "
+            f"{label_smoothing}"
+        )
     if not 0 < temperature < float("inf"):
         raise ValueError(f"{name}: temperature must be finite and above 0, got {temperature}")
     if block is not None and block < 1:
@@ -116,10 +127,12 @@ def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | No
     name = "linear_cross_entropy"
     if input.dim() == 0 or not input.is_floating_point():
         raise ValueError(f"{name}: input must be [..., D] of floats, got {input.dtype} of shape {tuple(input.shape)}")
-    if rows.dim() != 2 or rows.shape[1] != input.shape[-1] or rows.dtype != input.dtype:
+    dtypes = (torch.float64,) if input.dtype == torch.float64 else (torch.float32, torch.bfloat16, torch.float16)
+    floats = " or ".join(str(dtype) for dtype in dtypes)
+    if rows.dim() != 2 or rows.shape[1] != input.shape[-1] or rows.dtype not in dtypes:
         raise ValueError(
-            f"{name}: linear_weight must be [V, {input.shape[-1]}] of {input.dtype}, as input, "
-            f"got {rows.dtype} of shape {tuple(rows.shape)}"
+            f"{name}: linear_weight must be [V, {input.shape[-1]}] of {floats}, as input is {input.dtype}, got "
+            f"{rows.dtype} of shape {tuple(rows.shape)}"
         )
     if rows.shape[0] == 0:
         raise ValueError(f"{name}: linear_weight must have at least one row, got shape {tuple(rows.shape)}")
@@ -128,13 +141,11 @@ def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | No
             f"{name}: target must be int32 or int64 of shape {tuple(input.shape[:-1])}, a class for each sample, "
             f"got {target.dtype} of shape {tuple(target.shape)}"
         )
-    for argument, x, dtype in (("linear_bias", bias, rows.dtype), ("weight", weight, None)):
-        if x is None:
-            continue
-        if x.shape != rows.shape[:1] or not x.is_floating_point() or x.dtype != (dtype or x.dtype):
+    for argument, x in (("linear_bias", bias), ("weight", weight)):
+        if x is not None and (x.shape != rows.shape[:1] or x.dtype not in dtypes):
             raise ValueError(
-                f"{name}: {argument} must be [{rows.shape[0]}] of {dtype or 'floats'}, a number for each row of "
-                f"linear_weight, got {x.dtype} of shape {tuple(x.shape)}"
+                f"{name}: {argument} must be [{rows.shape[0]}] of {floats}, a number for each row of linear_weight, "
+                f"got {x.dtype} of shape {tuple(x.shape)}"
             )
     for argument, x in (("linear_weight", rows), ("target", target), ("linear_bias", bias), ("weight", weight)):
         if x is not None and x.device != input.device:
