@@ -33,7 +33,7 @@ def of_chunks(input: Tensor, table: Tensor, target: Tensor) -> Tensor:
     return loss(input, table, target)  # type: ignore[no-any-return]
 
 
-def gradients(loss: Callable[[Tensor, Tensor, Tensor], Tensor], given: list[Tensor]) -> Make:
+def gradients(loss: Callable[..., Tensor], given: list[Tensor]) -> Make:
     """Return the call that gives a loss's gradients."""
     input, table, target = given
 
@@ -48,7 +48,7 @@ def build(options: Options) -> Case:
     """Draw the problem, and return its sides."""
     rows = options.size(ROWS_OF_TABLE, 2_000)
     generator = torch.Generator(options.device).manual_seed(0)
-    drawn = {"generator": generator, "device": options.device}
+    drawn: Any = {"generator": generator, "device": options.device}
     given = [torch.randn(n, DIM, **drawn) / DIM**0.5 for n in (SAMPLES, rows)]
     given.append(torch.randint(rows, (SAMPLES,), **drawn))
 

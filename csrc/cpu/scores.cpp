@@ -71,8 +71,7 @@ Tensor scores_targets_cpu(const Tensor& target_, int64_t rows, int64_t ignore_in
       const int64_t value = from[n];
       const bool is_ignored = value == ignore_index;
       if (!is_ignored && (value < 0 || value >= rows)) {
-        throw std::out_of_range(
-            bad_target(excluded ? "excluded" : "target", n, value, rows, ignore_index, excluded));
+        throw std::out_of_range(bad_target(excluded ? "excluded" : "target", n, value, rows, ignore_index, excluded));
       }
       to[n] = is_ignored ? -1 : value;
     }
@@ -92,7 +91,8 @@ void scores_exclude_cpu(const Tensor& scores, const Tensor& ids_, const Tensor& 
       if (sample[e] < 0 || sample[e] >= scores.size(0)) {
         throw_bad_index("scores_exclude_", "samples", samples, e, scores.size(0));
       }
-      if (is_in_block(row[e], first_row, columns)) to[sample[e] * columns + row[e] - first_row] = -std::numeric_limits<T>::infinity();
+      if (is_in_block(row[e], first_row, columns))
+        to[sample[e] * columns + row[e] - first_row] = -std::numeric_limits<T>::infinity();
     }
   });
 }

@@ -64,9 +64,9 @@ static double sum_of_exponentials(const float* scores, int64_t n, float base) {
   double all = 0;
   for (int64_t begin = 0; begin < n; begin += kScoresTile) {
     Scores sum[kScoresVectors] = {};
-    for_scores(
-        scores + begin, n - begin < kScoresTile ? n - begin : kScoresTile,
-        [&](const float* at, int v) __attribute__((always_inline)) { sum[v] += exponential(scores_at(at) - base); });
+    for_scores(scores + begin, n - begin < kScoresTile ? n - begin : kScoresTile,
+               [&](const float* at, int v)
+                   __attribute__((always_inline)) { sum[v] += exponential(scores_at(at) - base); });
     float lanes[kScoresLanes];
     __builtin_memcpy(lanes, sum, sizeof(lanes));
     for (const float x : lanes) all += static_cast<double>(x);

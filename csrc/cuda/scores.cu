@@ -1,6 +1,5 @@
-#include "../scores.h"
-
 #include "../cuda.h"
+#include "../scores.h"
 #include "device.cuh"
 
 namespace tsr {
@@ -84,7 +83,8 @@ __global__ void __launch_bounds__(kThreads)
     double mine = 0;
     for (int64_t first = threadIdx.x; first < columns; first += blockDim.x * int64_t{kTerms}) {
       T terms = 0;
-      for (int64_t c = first, k = 0; c < columns && k < kTerms; c += blockDim.x, ++k) terms += exponential(row[c] - base);
+      for (int64_t c = first, k = 0; c < columns && k < kTerms; c += blockDim.x, ++k)
+        terms += exponential(row[c] - base);
       mine += static_cast<double>(terms);
     }
     mine = of_block(mine, Added());

@@ -65,8 +65,11 @@ def linear_cross_entropy(
         RuntimeError: ``weight`` that requires a gradient.
         ValueError: shapes, dtypes or devices that do not fit, or an option out of its range.
 
-    Scores of half types are float32. Second derivatives are refused. Source:
-    ``torch.nn.functional.linear_cross_entropy``.
+    Differentiable in ``input``, ``linear_weight`` and ``linear_bias``, once: second derivatives are refused. Scores of
+    half types are float32, also within autocast. Products are torch's: as with ``torch.nn.Linear``, a sample's last bits
+    may depend on its batch, the CPU and the number of threads.
+
+    Source: ``torch.nn.functional.linear_cross_entropy``.
 
     Example:
         >>> rows = torch.eye(3)
