@@ -333,6 +333,18 @@ def test_targets_out_of_range(bad: int, device: str) -> None:
             torch.ops.torchsparse_rec.check_errors.default(target)
 
 
+@pytest.mark.parametrize("argument", ["input", "linear_weight", "target", "linear_bias", "weight", "excluded"])
+def test_arguments_are_tensors(argument: str) -> None:
+    given = {"input": INPUT, "linear_weight": TABLE, "target": TARGET} | {argument: [1, 2, 3]}
+    with pytest.raises(TypeError, match=f"^linear_cross_entropy: {argument} must be a tensor, got list"):
+        ops.linear_cross_entropy(**given)
+
+
+def test_inputs_without_columns() -> None:
+    loss = ops.linear_cross_entropy(torch.ones(3, 0), torch.ones(5, 0), TARGET, reduction="none")
+    torch.testing.assert_close(loss, torch.full((3,), math.log(5)))
+
+
 def test_weights_of_classes_have_no_gradient() -> None:
     with pytest.raises(RuntimeError, match="^linear_cross_entropy: weight must not require a gradient: detach it$"):
         ops.linear_cross_entropy(INPUT, TABLE, TARGET, weight=torch.ones(5, requires_grad=True))

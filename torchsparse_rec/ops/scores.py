@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..jagged import JaggedTensor
+from ..jagged.checks import check_tensor
 from ._scores_kernels import loss, targets_of, weights_of
 
 __all__ = ["linear_cross_entropy"]
@@ -63,11 +64,12 @@ def linear_cross_entropy(
     Raises:
         IndexError: a target or an excluded class out of range, named with its position, which counts along rows.
         RuntimeError: ``weight`` that requires a gradient.
+        TypeError: an argument that is no tensor.
         ValueError: shapes, dtypes or devices that do not fit, or an option out of its range.
 
     Differentiable in ``input``, ``linear_weight`` and ``linear_bias``, once: second derivatives are refused. Scores of
-    half types are float32, also within autocast. Products are torch's: as with ``torch.nn.Linear``, a sample's last bits
-    may depend on its batch, the CPU and the number of threads.
+    half types are float32, also within autocast. Products are torch's: as with ``torch.nn.Linear``, a sample's last
+    bits may depend on its batch, the CPU and the number of threads.
 
     Source: ``torch.nn.functional.linear_cross_entropy``.
 
@@ -79,7 +81,7 @@ def linear_cross_entropy(
     _check_options(reduction, label_smoothing, temperature, excluded, block)
     _check_inputs(input, linear_weight, target, linear_bias, weight)
     rows, dtype = linear_weight.shape[0], _wide(input.dtype)
-    samples = input.reshape(-1, input.shape[-1]).to(dtype)
+    samples = input.reshape(target.numel(), input.shape[-1]).to(dtype)
     if normalize:
         samples = F.normalize(samples, eps=1e-12)
     targets = targets_of(target.reshape(-1), rows, ignore_index, False)
@@ -128,6 +130,10 @@ def _check_options(
 
 def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | None, weight: Tensor | None) -> None:
     name = "linear_cross_entropy"
+    of_rows = {argument: x for argument, x in (("linear_bias", bias), ("weight", weight)) if x is not None}
+    given = {"input": input, "linear_weight": rows, "target": target, **of_rows}
+    for argument, x in given.items():
+        check_tensor(name, argument, x)
     if input.dim() == 0 or not input.is_floating_point():
         raise ValueError(f"{name}: input must be [..., D] of floats, got {input.dtype} of shape {tuple(input.shape)}")
     dtypes = (torch.float64,) if input.dtype == torch.float64 else (torch.float32, torch.bfloat16, torch.float16)
@@ -144,14 +150,14 @@ def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | No
             f"{name}: target must be int32 or int64 of shape {tuple(input.shape[:-1])}, a class for each sample, "
             f"got {target.dtype} of shape {tuple(target.shape)}"
         )
-    for argument, x in (("linear_bias", bias), ("weight", weight)):
-        if x is not None and (x.shape != rows.shape[:1] or x.dtype not in dtypes):
+    for argument, x in of_rows.items():
+        if x.shape != rows.shape[:1] or x.dtype not in dtypes:
             raise ValueError(
                 f"{name}: {argument} must be [{rows.shape[0]}] of {floats}, a number for each row of linear_weight, "
                 f"got {x.dtype} of shape {tuple(x.shape)}"
             )
-    for argument, x in (("linear_weight", rows), ("target", target), ("linear_bias", bias), ("weight", weight)):
-        if x is not None and x.device != input.device:
+    for argument, x in given.items():
+        if x.device != input.device:
             raise ValueError(f"{name}: {argument} must be on the device of input, {input.device}, got {x.device}")
     if weight is not None and weight.requires_grad:
         raise RuntimeError(f"{name}: weight must not require a gradient: detach it")
@@ -169,6 +175,7 @@ def _left_out(
         fits, shape = lengths.shape[0] == count, f"{lengths.shape[0]} rows"
         samples = torch.repeat_interleave(lengths.long(), output_size=ids.shape[0])
     else:
+        check_tensor("linear_cross_entropy", "excluded", excluded)
         ids, shape = excluded, f"shape {tuple(excluded.shape)}"
         fits = ids.dim() == 2 and ids.shape[0] == count
         samples = torch.arange(count, device=ids.device).repeat_interleave(ids.shape[-1] if fits else 0)
