@@ -7,6 +7,7 @@ Input and rows are as small as a model's are; the peers hold all scores, or torc
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +26,6 @@ def of_all_scores(input: Tensor, table: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(input @ table.T, target)
 
 
-def of_chunks(input: Tensor, table: Tensor, target: Tensor) -> Tensor:
-    """Return torch's loss without all scores, which torch has from 2.13 on."""
-    loss: Any = getattr(F, "linear_cross_entropy", None)
-    if loss is None:
-        raise UnavailableError("torch has no linear_cross_entropy")
-    return loss(input, table, target)  # type: ignore[no-any-return]
-
-
 def gradients(loss: Callable[..., Tensor], given: list[Tensor]) -> Make:
     """Return the call that gives a loss's gradients."""
     input, table, target = given
@@ -40,6 +33,18 @@ def gradients(loss: Callable[..., Tensor], given: list[Tensor]) -> Make:
     def make() -> Callable[[], Any]:
         leaves = [x.clone().requires_grad_() for x in (input, table)]
         return lambda: torch.autograd.grad(loss(*leaves, target), leaves)
+
+    return make
+
+
+def of_chunks(given: list[Tensor]) -> Make:
+    """Return the call that gives the gradients of torch's loss without all scores, which torch has from 2.13 on."""
+
+    def make() -> Callable[[], Any]:
+        loss: Any = getattr(F, "linear_cross_entropy", None)
+        if loss is None:
+            raise UnavailableError("torch has no linear_cross_entropy")
+        return gradients(partial(loss, options=torch.nn.LinearCrossEntropyOptions()), given)()
 
     return make
 
@@ -56,7 +61,7 @@ def build(options: Options) -> Case:
         mine, wanted = (gradients(loss, given)()() for loss in (ops.linear_cross_entropy, of_all_scores))
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-7)
 
-    peers = {"all scores": gradients(of_all_scores, given), "torch's chunks": gradients(of_chunks, given)}
+    peers = {"all scores": gradients(of_all_scores, given), "torch's chunks": of_chunks(given)}
     return Case(gradients(ops.linear_cross_entropy, given), peers, check, samples=SAMPLES)
 
 

@@ -356,9 +356,9 @@ FAULTS = {
         ),
     ],
     "scores.cu": [
-        ("sign", "return x > y ? x : y;", "return x < y ? x : y;", "scores"),
-        ("step", "c == place ? share + own_factor[n] : share", "share", "scores"),
-        ("bound", "warp < blockDim.x / kWarp", "warp + 1 < blockDim.x / kWarp", "scores"),
+        ("sign", "return x > y ? x : y;", "return x < y ? x : y;", "scores_"),
+        ("step", "c == place ? share + own_factor[n] : share", "share", "scores_"),
+        ("bound", "warp < blockDim.x / kWarp", "warp + 1 < blockDim.x / kWarp", "scores_"),
         ("bound", "value >= rows);", "value > rows);", "targets"),
     ],
     "table_sketch.cu": [
