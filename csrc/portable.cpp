@@ -6,19 +6,23 @@
 #include <sstream>
 
 #if defined(__GLIBC__) && defined(__x86_64__)
-#define TSR_FIRST_POW "pow@GLIBC_2.2.5"
+#define TSR_FIRST "@GLIBC_2.2.5"
 #elif defined(__GLIBC__) && defined(__aarch64__)
-#define TSR_FIRST_POW "pow@GLIBC_2.17"
+#define TSR_FIRST "@GLIBC_2.17"
 #endif
 
-#if defined(TSR_FIRST_POW) && defined(__GLIBCXX__)
+#if defined(TSR_FIRST) && defined(__GLIBCXX__)
 extern "C" {
 
-// The pow of 2.29 differs in errno, not in bits.
+// The pow and exp of 2.29 differ in errno, not in bits.
 double tsr_first_pow(double base, double exponent);
-__asm__(".symver tsr_first_pow, " TSR_FIRST_POW);
+__asm__(".symver tsr_first_pow, pow" TSR_FIRST);
 double tsr_pow(double base, double exponent) __asm__("pow");
 double tsr_pow(double base, double exponent) { return tsr_first_pow(base, exponent); }
+double tsr_first_exp(double exponent);
+__asm__(".symver tsr_first_exp, exp" TSR_FIRST);
+double tsr_exp(double exponent) __asm__("exp");
+double tsr_exp(double exponent) { return tsr_first_exp(exponent); }
 
 // Since 2.32: whether counts of references need no atomic operations. Here they always have them.
 char __libc_single_threaded = 0;

@@ -44,8 +44,8 @@ inline void check_scores_targets(const Tensor& target, int64_t rows) {
 // Of a target, or of what is excluded; the losses that meet it have several names.
 inline std::string bad_target(const char* argument, int64_t position, int64_t value, int64_t rows, int64_t ignore_index,
                               bool excluded) {
-  return message(argument, "[", position, "] must be in [0, ", rows, ")", excluded ? " or " : " or ignore_index, ",
-                 ignore_index, ", got ", value);
+  return message("scores_targets: ", argument, "[", position, "] must be in [0, ", rows, ")",
+                 excluded ? " or " : " or ignore_index, ", ignore_index, ", got ", value);
 }
 
 // What one number of every sample is.

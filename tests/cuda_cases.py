@@ -54,6 +54,7 @@ _PARTS += [
     "route-",
     "quantized_embedding",
     "column_ids-",
+    "scores_",
 ]
 CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
 # With num_segments, as here, the reductions read nothing back.

@@ -100,6 +100,13 @@ def _large(operator: str, shape: tuple[int, int]) -> Sample:
     random = Random(0)
     scores = _scores(random, shape, torch.float32, 3.0)
     target = _targets(random, shape[0], 0, shape[1])
+    if operator == "scores_targets":
+        return Sample(operator, str(shape), (target, shape[1] + 2, -1, True))
+    if operator == "scores_exclude_":
+        ids = random.integers(-1, shape[1] + 5, 9 * shape[0], dtype=torch.int64).sort().values
+        return Sample(
+            operator, str(shape), (scores, ids, random.integers(0, shape[0], 9 * shape[0], dtype=torch.int64), 0)
+        )
     if operator == "scores_lse_":
         return Sample(operator, str(shape), (scores, target, 0, *_state(random, scores)))
     factors = [random.floats(shape[0], dtype=torch.float32) for _ in range(2)]
@@ -116,7 +123,7 @@ FAMILY = Family(
     precision={"scores_lse_": torch.float32},  # sums of exponentials in float32, in float64
     large=[
         Build(f"{operator}-{shape[0]}x{shape[1]}", partial(_large, operator, shape))
-        for operator in ("scores_lse_", "scores_softmax_")
+        for operator in ("scores_targets", "scores_exclude_", "scores_lse_", "scores_softmax_")
         for shape in ((3000, 517), (40, 50_000))
     ],
 )
