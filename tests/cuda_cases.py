@@ -120,7 +120,8 @@ def mirrored(sample: Sample) -> Sample:
     for i in inputs(sample):
         x = changed[i]
         backwards = x.flip(0)
-        if names[i] in ("offsets", "segment_ids", "row_ids") and len(x) and "unsorted" not in sample.operator:
+        is_sorted = names[i] in ("offsets", "segment_ids", "row_ids") and "unsorted" not in sample.operator
+        if len(x) and (is_sorted or (names[i] == "ids" and sample.operator == "scores_exclude_")):
             backwards = x[0] + x[-1] - backwards
         if names[i] == "indices" and "weights" in names and "tables" in names:
             # Reversed ids may belong to another table: keep to ids that all tables have.
