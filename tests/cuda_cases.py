@@ -121,7 +121,8 @@ def mirrored(sample: Sample) -> Sample:
         x = changed[i]
         backwards = x.flip(0)
         is_sorted = names[i] in ("offsets", "segment_ids", "row_ids") and "unsorted" not in sample.operator
-        if len(x) and (is_sorted or (names[i] == "ids" and sample.operator == "scores_exclude_")):
+        is_sorted = is_sorted or (names[i] == "ids" and sample.operator == "scores_exclude_")
+        if is_sorted and len(x):
             backwards = x[0] + x[-1] - backwards
         if names[i] == "indices" and "weights" in names and "tables" in names:
             # Reversed ids may belong to another table: keep to ids that all tables have.
