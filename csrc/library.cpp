@@ -165,7 +165,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
 
   // scores
   m.def("scores_targets(Tensor target, SymInt rows, int ignore_index, bool excluded) -> Tensor");
-  m.def("scores_exclude_(Tensor(a!) scores, Tensor ids, Tensor samples, SymInt first_row) -> ()");
+  m.def("scores_exclude_(Tensor(a!) scores, Tensor row_ids, Tensor samples, SymInt first_row) -> ()");
   m.def(
       "scores_lse_(Tensor scores, Tensor target, SymInt first_row, Tensor(a!) maximum, Tensor(b!) sum,"
       " Tensor(c!) own) -> ()");

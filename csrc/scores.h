@@ -3,17 +3,17 @@
 //
 // scores_targets(target [N], rows, ignore_index, excluded) -> [N] int64: target, and -1 where it is ignore_index.
 //   excluded: an error calls them by that name.
-// scores_exclude_(scores, ids [E], samples [E], first_row): scores[samples[e], ids[e] - first_row] = -inf for the ids of
-//   the block's rows; ids ascend, others are left alone.
-// scores_lse_(scores, target [N], first_row, maximum [N], sum [N], own [N]): takes a block into the running logarithm of
-//   the sum of exponentials, maximum + log(sum):
+// scores_exclude_(scores, row_ids [E], samples [E], first_row): scores[samples[e], row_ids[e] - first_row] = -inf for
+//   the ids of the block's rows. row_ids ascend.
+// scores_lse_(scores, target [N], first_row, maximum [N], sum [N], own [N]): takes a block into the running logarithm
+//   of the sum of exponentials, maximum + log(sum):
 //     top = max(maximum, max over c of scores); sum = sum * exp(maximum - top) + sum over c of exp(scores - top);
 //     maximum = top; own[n] = scores[n, target[n] - first_row] if the target is among the rows.
 //   Begin with maximum -inf and sum 0.
 // scores_softmax_(scores, maximum [N], target [N], first_row, factor [N], own_factor [N]): writes over scores
 //     exp(scores - maximum) * factor, to which the target's adds own_factor.
-// * scores, maximum, own and the factors are float32 or float64, all the same; sum is float64; ids, samples and targets
-//   are int64. What is written is contiguous. A target of -1 is in no block.
+// * scores, maximum, own and the factors are float32 or float64, all the same; sum is float64; row_ids, samples and
+//   targets are int64. What is written is contiguous. A target of -1 is in no block.
 // * Where all scores so far are -inf, maximum is, and sum is 0. A NaN, or an infinity that is not -inf, makes sum and
 //   maximum of its sample NaN.
 // * float32: exp is right to 2 units in the last place, and 0 below exp(-87). Of a sample exponentials are added in
@@ -71,19 +71,20 @@ inline void check_contiguous(const char* op, const char* argument, const Tensor&
                   strides_text(x));
 }
 
-inline void check_scores_exclude(const Tensor& scores, const Tensor& ids, const Tensor& samples, int64_t first_row) {
+inline void check_scores_exclude(const Tensor& scores, const Tensor& row_ids, const Tensor& samples,
+                                 int64_t first_row) {
   const char* op = "scores_exclude_";
   check_block(op, scores, first_row);
   check_contiguous(op, "scores", scores);
-  for (const auto& [argument, x] : {std::pair{"ids", &ids}, std::pair{"samples", &samples}}) {
-    TSR_CHECK_VALUE(x->dim() == 1 && x->size(0) == ids.size(0) && x->scalar_type() == ScalarType::Long, op, ": ",
-                    argument, " must be Long of shape [", ids.size(0), "], got ", dtype_name(x->scalar_type()),
+  for (const auto& [argument, x] : {std::pair{"row_ids", &row_ids}, std::pair{"samples", &samples}}) {
+    TSR_CHECK_VALUE(x->dim() == 1 && x->size(0) == row_ids.size(0) && x->scalar_type() == ScalarType::Long, op, ": ",
+                    argument, " must be Long of shape [", row_ids.size(0), "], got ", dtype_name(x->scalar_type()),
                     " of shape ", shape_text(*x));
     check_same_device(op, argument, *x, "scores", scores);
   }
   CallMemory memory;
   memory.add_written({"scores"}, scores);
-  memory.add_read({"ids"}, ids);
+  memory.add_read({"row_ids"}, row_ids);
   memory.add_read({"samples"}, samples);
   memory.check(op);
 }

@@ -120,9 +120,7 @@ def mirrored(sample: Sample) -> Sample:
     for i in inputs(sample):
         x = changed[i]
         backwards = x.flip(0)
-        is_sorted = names[i] in ("offsets", "segment_ids", "row_ids") and "unsorted" not in sample.operator
-        is_sorted = is_sorted or (names[i] == "ids" and sample.operator == "scores_exclude_")
-        if is_sorted and len(x):
+        if names[i] in ("offsets", "segment_ids", "row_ids") and len(x) and "unsorted" not in sample.operator:
             backwards = x[0] + x[-1] - backwards
         if names[i] == "indices" and "weights" in names and "tables" in names:
             # Reversed ids may belong to another table: keep to ids that all tables have.

@@ -79,11 +79,11 @@ Tensor scores_targets_cpu(const Tensor& target_, int64_t rows, int64_t ignore_in
   return out;
 }
 
-void scores_exclude_cpu(const Tensor& scores, const Tensor& ids_, const Tensor& samples_, int64_t first_row) {
-  check_scores_exclude(scores, ids_, samples_, first_row);
-  const Tensor ids = as_contiguous(ids_), samples = as_contiguous(samples_);
-  const int64_t *row = ids.const_data_ptr<int64_t>(), *sample = samples.const_data_ptr<int64_t>();
-  const int64_t columns = scores.size(1), end = ids.size(0);
+void scores_exclude_cpu(const Tensor& scores, const Tensor& row_ids_, const Tensor& samples_, int64_t first_row) {
+  check_scores_exclude(scores, row_ids_, samples_, first_row);
+  const Tensor row_ids = as_contiguous(row_ids_), samples = as_contiguous(samples_);
+  const int64_t *row = row_ids.const_data_ptr<int64_t>(), *sample = samples.const_data_ptr<int64_t>();
+  const int64_t columns = scores.size(1), end = row_ids.size(0);
   dispatch_scores(scores, [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* const to = scores.mutable_data_ptr<T>();
@@ -91,8 +91,9 @@ void scores_exclude_cpu(const Tensor& scores, const Tensor& ids_, const Tensor& 
       if (sample[e] < 0 || sample[e] >= scores.size(0)) {
         throw_bad_index("scores_exclude_", "samples", samples, e, scores.size(0));
       }
-      if (is_in_block(row[e], first_row, columns))
-        to[sample[e] * columns + row[e] - first_row] = -std::numeric_limits<T>::infinity();
+      // Rows that do not ascend may lie before the block.
+      if (row[e] < first_row) continue;
+      to[sample[e] * columns + row[e] - first_row] = -std::numeric_limits<T>::infinity();
     }
   });
 }

@@ -59,7 +59,7 @@ __global__ void exclude_kernel(T* scores, int64_t samples, int64_t columns, cons
   for (int64_t e = begin + thread_index(); e < end; e += thread_count()) {
     if (of[e] < 0 || of[e] >= samples) {
       errors.report(Argument::kSamples, Fault::kOutOfRange, e, of[e], samples);
-    } else if (is_in_block(ids[e], first_row, columns)) {
+    } else if (is_in_block(ids[e], first_row, columns)) {  // rows that do not ascend may lie elsewhere
       scores[of[e] * columns + ids[e] - first_row] = -std::numeric_limits<T>::infinity();
     }
   }
@@ -123,15 +123,16 @@ Tensor scores_targets_cuda(const Tensor& target, int64_t rows, int64_t ignore_in
   return out;
 }
 
-void scores_exclude_cuda(const Tensor& scores, const Tensor& ids, const Tensor& samples, int64_t first_row) {
-  check_scores_exclude(scores, ids, samples, first_row);
+void scores_exclude_cuda(const Tensor& scores, const Tensor& row_ids, const Tensor& samples, int64_t first_row) {
+  check_scores_exclude(scores, row_ids, samples, first_row);
   DeviceCall call("scores_exclude_", scores);
   with_accumulator(scores.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     // How many ids are the block's is not known here.
-    const int64_t threads = std::min(std::min(ids.size(0), scores.numel()), kFullDevice);
+    const int64_t threads = std::min(std::min(row_ids.size(0), scores.numel()), kFullDevice);
     launch(call, one_thread_each(threads), exclude_kernel<T>, scores.mutable_data_ptr<T>(), scores.size(0),
-           scores.size(1), call.data<int64_t>(ids), call.data<int64_t>(samples), ids.size(0), first_row, call.errors());
+           scores.size(1), call.data<int64_t>(row_ids), call.data<int64_t>(samples), row_ids.size(0), first_row,
+           call.errors());
   });
 }
 

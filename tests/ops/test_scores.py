@@ -319,20 +319,18 @@ def test_refuses(message: str) -> None:
     assert str(error.value).startswith(f"linear_cross_entropy: {message}")
 
 
-@pytest.mark.parametrize("bad", [-1, 5, 2**40])
+@pytest.mark.parametrize("bad", [-2, 5, 2**40])
 def test_targets_out_of_range(bad: int, device: str) -> None:
-    target = torch.tensor([0, -100, bad], device=device)
+    input, table, target = INPUT.to(device), TABLE.to(device), torch.tensor([0, -100, bad], device=device)
     message = rf"^scores_targets: target\[2\] must be in \[0, 5\) or ignore_index, -100, got {bad}$"
     with pytest.raises(IndexError, match=message):
-        ops.linear_cross_entropy(INPUT.to(device), TABLE.to(device), target)
+        ops.linear_cross_entropy(input, table, target)
         torch.ops.torchsparse_rec.check_errors.default(target)
-    excluded = torch.tensor([[0, -1], [1, bad - 1], [2, 2]], device=device)
-    if bad >= 5:
-        message = rf"^scores_targets: excluded\[3\] must be in \[0, 5\) or -1, got {bad - 1 + (bad == 5)}$"
-        with pytest.raises(IndexError, match=message):
-            excluded[1, 1] += bad == 5
-            ops.linear_cross_entropy(INPUT.to(device), TABLE.to(device), target.clamp(0, 4), excluded=excluded)
-            torch.ops.torchsparse_rec.check_errors.default(target)
+    excluded = torch.tensor([[0, -1], [1, bad], [2, 2]], device=device)
+    message = rf"^scores_targets: excluded\[3\] must be in \[0, 5\) or -1, got {bad}$"
+    with pytest.raises(IndexError, match=message):
+        ops.linear_cross_entropy(input, table, target.clamp(0, 4), excluded=excluded)
+        torch.ops.torchsparse_rec.check_errors.default(target)
 
 
 @pytest.mark.parametrize("argument", ["input", "linear_weight", "target", "linear_bias", "weight", "excluded"])

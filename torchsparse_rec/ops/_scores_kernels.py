@@ -128,6 +128,7 @@ class Backward:
         if of.label_smoothing:
             self._shared = Shared(passes)
             self._every = grad * (of.label_smoothing / passes.rows)
+            self._every_sum = self._every.sum()
             self._every_input = self._every.to(of.input.dtype) @ of.input
             every = own + self._every * self._shared.weight
         self._factor = (every / total).where(of.targets >= 0, 0).to(of.input.dtype)
@@ -150,7 +151,7 @@ class Backward:
         if self._bias_grad is not None:
             grad = shares.sum(0)
             if weights is not None:
-                grad -= self._every.sum().to(grad.dtype) * weights
+                grad -= self._every_sum.to(grad.dtype) * weights
             self._bias_grad[begin:end] = grad
         if rows_grad is not None:
             grad = torch.mm(shares.T, of.input, out=rows_grad if rows_grad.dtype == shares.dtype else None)

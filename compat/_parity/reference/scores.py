@@ -20,8 +20,8 @@ def scores_targets(target: Tensor, rows: int, ignore_index: int, excluded: bool)
     return target.long().masked_fill(target == ignore_index, -1)
 
 
-def scores_exclude_(scores: Tensor, ids: Tensor, samples: Tensor, first_row: int) -> tuple[Tensor]:
-    for row, sample in zip(ids.tolist(), samples.tolist(), strict=True):
+def scores_exclude_(scores: Tensor, row_ids: Tensor, samples: Tensor, first_row: int) -> tuple[Tensor]:
+    for row, sample in zip(row_ids.tolist(), samples.tolist(), strict=True):
         if first_row <= row < first_row + scores.shape[1]:
             scores[sample, row - first_row] = -torch.inf
     return (scores,)
