@@ -47,13 +47,14 @@ constexpr int64_t kMostWeighted = INT32_MAX;
 // A place that leaves room for every draw.
 constexpr int64_t kLastPlace = int64_t{1} << 62;
 
-inline int64_t words_of(int64_t num_sampled) { return (2048 * num_sampled + 3) / 4; }
+// By how much a call moves the place, which counts 128 bits.
+inline int64_t places_of(int64_t num_sampled) { return (2048 * num_sampled + 3) / 4; }
 
-// The tensors of one kind of unigrams, all of as many elements.
+// One of the vectors of a call.
 inline void check_per_id(const char* argument, const Tensor& x, ScalarType dtype, int64_t size) {
-  TSR_CHECK_VALUE(x.dim() == 1 && x.size(0) == size && x.scalar_type() == dtype, "candidates_: ", argument,
-                  " must be ", dtype_name(dtype), " of shape [", size, "], got ", dtype_name(x.scalar_type()),
-                  " of shape ", shape_text(x));
+  TSR_CHECK_VALUE(x.dim() == 1 && x.size(0) == size && x.scalar_type() == dtype, "candidates_: ", argument, " must be ",
+                  dtype_name(dtype), " of shape [", size, "], got ", dtype_name(x.scalar_type()), " of shape ",
+                  shape_text(x));
 }
 
 inline void check_unigrams_of(const std::vector<Tensor>& unigrams, int64_t range_max) {

@@ -173,6 +173,14 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "scores_softmax_(Tensor(a!) scores, Tensor maximum, Tensor target, SymInt first_row, Tensor factor,"
       " Tensor own_factor) -> ()");
 
+  // candidates
+  m.def(
+      "candidates_(Tensor(a!) generator, Tensor(b!)? counts, Tensor[] unigrams, Tensor true_classes, SymInt range_max,"
+      " SymInt num_sampled, bool unique, int kind) -> (Tensor sampled, Tensor true_count, Tensor sampled_count)");
+  m.def(
+      "candidates_unigrams(Tensor unigrams, SymInt reserved, float distortion)"
+      " -> (Tensor weights, Tensor chances, Tensor aliases, Tensor total)");
+
   // row_update
   m.def(
       "row_update(Tensor(a!) weight, Tensor(b!)? state0, Tensor(c!)? state1, Tensor(d!)? state2, Tensor grad,"

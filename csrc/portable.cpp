@@ -14,7 +14,7 @@
 #if defined(TSR_FIRST) && defined(__GLIBCXX__)
 extern "C" {
 
-// The pow and exp of 2.29 differ in errno, not in bits.
+// The pow, exp and log of 2.29 differ in errno, not in bits.
 double tsr_first_pow(double base, double exponent);
 __asm__(".symver tsr_first_pow, pow" TSR_FIRST);
 double tsr_pow(double base, double exponent) __asm__("pow");
@@ -23,6 +23,10 @@ double tsr_first_exp(double exponent);
 __asm__(".symver tsr_first_exp, exp" TSR_FIRST);
 double tsr_exp(double exponent) __asm__("exp");
 double tsr_exp(double exponent) { return tsr_first_exp(exponent); }
+double tsr_first_log(double x);
+__asm__(".symver tsr_first_log, log" TSR_FIRST);
+double tsr_log(double x) __asm__("log");
+double tsr_log(double x) { return tsr_first_log(x); }
 
 // Since 2.32: whether counts of references need no atomic operations. Here they always have them.
 char __libc_single_threaded = 0;
