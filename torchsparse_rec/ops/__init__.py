@@ -6,6 +6,7 @@ from . import _vmap as _vmap
 from . import row_update as row_update  # registers its fake kernel
 from . import segment as segment
 from .bucketize import *
+from .candidates import *
 from .embedding import *
 from .embedding_collection import *
 from .embedding_lookup import *
