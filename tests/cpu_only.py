@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 _FILES = "reads or writes what is in files, and a file's bytes are in the host's memory"
+_DRAWS = "draws one id after the other, some thousand for a batch"
 
-CPU_ONLY = dict.fromkeys(
-    [
-        "crc32c",
-        "to_byte_planes",
-        "from_byte_planes",
-        "join_byte_planes_",
-        "tfrecord_frames",
-        "tfrecord_framed",
-        "parse_examples",
-        "encode_examples",
-    ],
-    _FILES,
-)
+_OF_FILES = [
+    "crc32c",
+    "to_byte_planes",
+    "from_byte_planes",
+    "join_byte_planes_",
+    "tfrecord_frames",
+    "tfrecord_framed",
+    "parse_examples",
+    "encode_examples",
+]
+CPU_ONLY = dict.fromkeys(_OF_FILES, _FILES) | dict.fromkeys(["candidates_", "candidates_unigrams"], _DRAWS)
 
 # Operators that stand for others, by the number of a plan: no compiler, transform or mode sees what that is.
 PLANNED = {

@@ -20,8 +20,8 @@ import torch
 from calls import operator
 from cpu_only import CPU_ONLY
 from devices import KERNELS
+from samples.on_host import HOST_SAMPLES
 from samples.operators import SAMPLES
-from samples.record import RECORD_SAMPLES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 
@@ -106,7 +106,7 @@ def check(name: str, number: int, sample: Sample) -> None:
         assert re.match(r"\w+: ", str(error)), (name, number, error)
 
 
-ALL = {**SAMPLES, **RECORD_SAMPLES}
+ALL = {**SAMPLES, **HOST_SAMPLES}
 each_operator = pytest.mark.parametrize(
     ("name", "kernels"),
     [

@@ -13,8 +13,8 @@ from devices import RARELY_EMULATED
 from ops import sample_checks
 from ops.sample_checks import NOT_EXPORTED, differentiable
 from samples.compiled import COMPILED, bags
+from samples.on_host import HOST_SAMPLES
 from samples.operators import GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES, TWENTIES
-from samples.record import RECORD_SAMPLES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -24,8 +24,8 @@ from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference import EXTREMES, REFERENCES, SUM
 
 # Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), those without a
-# CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts), and those
-# of plans, which stand for others and are for eager calls alone (test_collection_plan.py).
+# CUDA kernel, since samples run on all devices (test_record*.py and test_candidates.py have their references, opcheck
+# and layouts), and those of plans, which stand for others and are for eager calls alone (test_collection_plan.py).
 NOT_SAMPLED = {"cpu_level", "row_optimizer_rule", "check_errors"} | set(CPU_ONLY) | PLANNED
 SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
 
@@ -36,7 +36,7 @@ def test_every_schema_has_samples_and_a_reference() -> None:
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")}
     schemas = {name.removeprefix("torchsparse_rec::") for name in names}
     assert schemas - NOT_SAMPLED == set(SAMPLES) == set(REFERENCES)
-    assert set(RECORD_SAMPLES) == set(CPU_ONLY)
+    assert set(HOST_SAMPLES) == set(CPU_ONLY)
     assert all(any(sample.representative for sample in samples) for samples in SAMPLES.values())
 
 

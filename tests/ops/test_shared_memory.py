@@ -9,15 +9,15 @@ import torch
 from calls import assert_same_bits, call, operator, written
 from cpu_only import CPU_ONLY
 from devices import KERNELS
+from samples.on_host import HOST_SAMPLES
 from samples.operators import SAMPLES
-from samples.record import RECORD_SAMPLES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 
 from torchsparse_rec import ops
 
 ALIGNMENT = 64
-ALL = {**SAMPLES, **RECORD_SAMPLES}
+ALL = {**SAMPLES, **HOST_SAMPLES}
 # All operators that write, except one whose written tensor is its only one.
 WRITERS = sorted(name for name in ALL if written(name) and name != "row_optimizer_advance_")
 

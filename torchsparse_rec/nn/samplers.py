@@ -88,8 +88,8 @@ class _Sampler(torch.nn.Module):
         if not isinstance(state, Tensor) or state.shape != wanted.shape or state.dtype != wanted.dtype:
             got = f"{state.dtype} of shape {tuple(state.shape)}" if isinstance(state, Tensor) else repr(state)
             raise ValueError(
-                f"{type(self).__name__}: the extra state must be {wanted.dtype} of shape {tuple(wanted.shape)}, as this "
-                f"sampler's is, got {got}"
+                f"{type(self).__name__}: the extra state must be {wanted.dtype} of shape {tuple(wanted.shape)}, as "
+                f"this sampler's is, got {got}"
             )
         self.generator.copy_(state[:3])
 
