@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from ..jagged.checks import check_tensor
-from .autograd import not_differentiable
+from ._candidates_kernels import ALL, FIXED, LEARNED, LOG_UNIFORM, UNIFORM, Candidates, drawn
 from .record import check_cpu
 
 __all__ = [
-    "AccidentalHits",
     "Candidates",
     "UnigramTable",
     "all_candidates",
@@ -31,26 +30,9 @@ __all__ = [
     "unigram_table",
 ]
 
-# The numbers of CandidateKind in csrc/candidates.h.
-_UNIFORM, _LOG_UNIFORM, _FIXED, _LEARNED, _ALL = range(5)
 _INT64 = range(-(2**63), 2**63)
 
 _ops = torch.ops.torchsparse_rec
-
-
-class Candidates(NamedTuple):
-    """
-    Some ids that were drawn, and how often each of them and each true class is expected in such a draw.
-
-    Attributes:
-        ids: ``[num_sampled]``, int64, in the order in which they were drawn.
-        target_count: the expected counts of the true classes, float32, in their shape.
-        count: ``[num_sampled]``, float32: the expected counts of ``ids``.
-    """
-
-    ids: Tensor
-    target_count: Tensor
-    count: Tensor
 
 
 def new_candidate_generator(seed: int, seed2: int = 0, place: int = 0) -> Tensor:
@@ -113,7 +95,7 @@ def uniform_candidates_(
         >>> ids.sort().values, target_count > 0
         (tensor([0, 1, 2, 3]), tensor([True]))
     """
-    return _drawn("uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, _UNIFORM)
+    return drawn("uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, UNIFORM)
 
 
 def log_uniform_candidates_(
@@ -150,8 +132,8 @@ def log_uniform_candidates_(
         >>> generator[2]  # 2,048 words for each id, 4 at a place
         tensor(512000)
     """
-    return _drawn(
-        "log_uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, _LOG_UNIFORM
+    return drawn(
+        "log_uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, LOG_UNIFORM
     )
 
 
@@ -168,6 +150,10 @@ class UnigramTable(NamedTuple):
         aliases: ``[V]``, int32: the ids that the others become.
         total: ``[1]``, float32: the sum of the weights.
         drawable: the number of weights that are not zero.
+
+    Example:
+        >>> unigram_table([1.0, 3.0, 0.0]).drawable
+        2
     """
 
     weights: Tensor
@@ -262,7 +248,7 @@ def fixed_unigram_candidates_(
             f"ids are unique, got {num_sampled}"
         )
     unigrams = list(table[:4])
-    return _drawn(name, generator, None, unigrams, true_classes, table.weights.shape[0], num_sampled, unique, _FIXED)
+    return drawn(name, generator, None, unigrams, true_classes, table.weights.shape[0], num_sampled, unique, FIXED)
 
 
 def new_unigram_counts(range_max: int) -> Tensor:
@@ -327,7 +313,7 @@ def learned_unigram_candidates_(
     """
     name = "learned_unigram_candidates_"
     check_cpu(name, "counts", counts)
-    return _drawn(name, generator, counts, [], true_classes, counts.numel() - 1, num_sampled, unique, _LEARNED)
+    return drawn(name, generator, counts, [], true_classes, counts.numel() - 1, num_sampled, unique, LEARNED)
 
 
 def all_candidates(true_classes: Tensor, range_max: int) -> Candidates:
@@ -355,44 +341,13 @@ def all_candidates(true_classes: Tensor, range_max: int) -> Candidates:
         Candidates(ids=tensor([0, 1, 2]), target_count=tensor([1.]), count=tensor([1., 1., 1.]))
     """
     unused = new_candidate_generator(0)
-    return _drawn("all_candidates", unused, None, [], true_classes, range_max, range_max, True, _ALL)
-
-
-def _drawn(
-    name: str,
-    generator: Tensor,
-    counts: Tensor | None,
-    unigrams: list[Tensor],
-    true_classes: Tensor,
-    range_max: int,
-    num_sampled: int,
-    unique: bool,
-    kind: int,
-) -> Candidates:
-    check_cpu(name, "generator", generator)
-    check_cpu(name, "true_classes", true_classes)
-    return Candidates(
-        *_ops.candidates_.default(generator, counts, unigrams, true_classes, range_max, num_sampled, unique, kind)
-    )
+    return drawn("all_candidates", unused, None, [], true_classes, range_max, range_max, True, ALL)
 
 
 # ---- Accidental hits ------------------------------------------------------------------------------------------------
 
 
-class AccidentalHits(NamedTuple):
-    """
-    The samples that are true classes of a row, an entry for each.
-
-    Attributes:
-        rows: ``[H]``, int64: the rows of the true classes.
-        places: ``[H]``, int64: the places among the samples.
-    """
-
-    rows: Tensor
-    places: Tensor
-
-
-def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> AccidentalHits:
+def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
     """
     Find the samples that are no other classes, but true ones of a row: a sampled loss leaves them out of that row.
 
@@ -404,7 +359,8 @@ def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> Accidental
         sampled: ``[S]``, int32 or int64, on the same device: ids that were drawn.
 
     Returns:
-        The hits, in the order of the true classes along their rows.
+        An entry for each hit, in the order of the true classes along their rows: its row, and its place in ``sampled``,
+        ``[H]`` each, int64.
 
     Raises:
         ValueError: wrong dtypes, shapes or devices.
@@ -414,7 +370,7 @@ def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> Accidental
 
     Example:
         >>> compute_accidental_hits(torch.tensor([[3], [5], [4]]), torch.tensor([4, 3, 9]))
-        AccidentalHits(rows=tensor([0, 2]), places=tensor([1, 0]))
+        (tensor([0, 2]), tensor([1, 0]))
     """
     name = "compute_accidental_hits"
     for argument, x, dims in (("true_classes", true_classes, 2), ("sampled", sampled, 1)):
@@ -437,27 +393,4 @@ def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> Accidental
         else torch.zeros_like(wanted, dtype=torch.bool)
     )
     found = hits.nonzero()[:, 0]
-    return AccidentalHits(found // max(true_classes.shape[1], 1), order[last[found]])
-
-
-@torch.library.register_fake("torchsparse_rec::candidates_")
-def _candidates_fake(generator, counts, unigrams, true_classes, range_max, num_sampled, unique, kind):
-    return (
-        true_classes.new_empty((num_sampled,), dtype=torch.int64),
-        true_classes.new_empty(true_classes.shape, dtype=torch.float32),
-        true_classes.new_empty((num_sampled,), dtype=torch.float32),
-    )
-
-
-@torch.library.register_fake("torchsparse_rec::candidates_unigrams")
-def _unigrams_fake(unigrams, reserved, distortion):
-    size = unigrams.shape[0] + reserved
-    return (
-        unigrams.new_empty((size,)),
-        unigrams.new_empty((size,)),
-        unigrams.new_empty((size,), dtype=torch.int32),
-        unigrams.new_empty((1,)),
-    )
-
-
-not_differentiable("candidates_unigrams")
+    return found // max(true_classes.shape[1], 1), order[last[found]]
