@@ -10,7 +10,6 @@ from torch import Tensor
 from .autograd import not_differentiable
 from .record import check_cpu
 
-
 # The numbers of CandidateKind in csrc/candidates.h.
 UNIFORM, LOG_UNIFORM, FIXED, LEARNED, ALL = range(5)
 
