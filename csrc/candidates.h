@@ -69,9 +69,6 @@ inline void check_unigrams_of(const std::vector<Tensor>& unigrams, int64_t range
 inline void check_counts_of(const Tensor& counts, int64_t range_max) {
   check_per_id("counts", counts, ScalarType::Int, range_max + 1);
   TSR_CHECK_VALUE(counts.is_contiguous(), "candidates_: counts must be contiguous, as they are written in place");
-  const int64_t total = *counts.const_data_ptr<int32_t>();
-  TSR_CHECK_VALUE(total >= range_max, "candidates_: counts must begin with their sum, at least ", range_max, ", got ",
-                  total);
 }
 
 inline CandidateKind check_candidates(const Tensor& generator, const std::optional<Tensor>& counts,
@@ -93,9 +90,6 @@ inline CandidateKind check_candidates(const Tensor& generator, const std::option
   check_index_dtype(op, "true_classes", true_classes);
   check_per_id("generator", generator, ScalarType::Long, 3);
   TSR_CHECK_VALUE(generator.is_contiguous(), op, ": generator must be contiguous, as it is written in place");
-  const int64_t place = generator.const_data_ptr<int64_t>()[2];
-  TSR_CHECK_VALUE(place >= 0 && place <= kLastPlace, op, ": generator must have a place in [0, 2^62] at position 2, ",
-                  "got ", place);
   TSR_CHECK_VALUE(counts.has_value() == learned, op, ": counts must be given for kind 3 alone, got kind ", kind_number,
                   learned ? " without them" : " with them");
   TSR_CHECK_VALUE(fixed || unigrams.empty(), op, ": unigrams must be given for kind 2 alone, got kind ", kind_number);
@@ -107,6 +101,14 @@ inline CandidateKind check_candidates(const Tensor& generator, const std::option
   memory.add_read("unigrams", unigrams);
   memory.add_read({"true_classes"}, true_classes);
   memory.check(op);
+  const int64_t place = generator.const_data_ptr<int64_t>()[2];
+  TSR_CHECK_VALUE(place >= 0 && place <= kLastPlace, op, ": generator must have a place in [0, 2^62] at position 2, ",
+                  "got ", place);
+  if (learned) {
+    const int64_t total = *counts->const_data_ptr<int32_t>();
+    TSR_CHECK_VALUE(total >= range_max, op, ": counts must begin with their sum, at least ", range_max, ", got ",
+                    total);
+  }
   return kind;
 }
 

@@ -87,6 +87,11 @@ FAULTS = {
     "quantized_loops_body.h": [("sign", "  if (is_long) {\n", "  if (!is_long) {\n", "quantized")],
     "scores.cpp": [("step", "if (top != most[n]) sums", "if (false) sums", "scores")],
     "scores_body.h": [("bound", ": -INFINITY;", ": 0.0f;", "scores")],
+    "candidates.cpp": [
+        ("step", "  state[2] += places_of(num_sampled);\n", "", "candidates"),
+        ("sign", "return r < chances[id] ? id", "return r > chances[id] ? id", "candidates"),
+        ("bound", "before + counts[id + step] <= x", "before + counts[id + step] < x", "candidates"),
+    ],
     "record_encode.cpp": [("bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record")],
 }
 MUTATIONS = [Mutation(file, *fault) for file, faults in FAULTS.items() for fault in faults]

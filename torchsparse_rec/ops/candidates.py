@@ -351,8 +351,8 @@ def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> tuple[Tens
     """
     Find the samples that are no other classes, but true ones of a row: a sampled loss leaves them out of that row.
 
-    Of an id that was sampled several times, the last place counts, as in TensorFlow. Not differentiable. On CUDA it
-    waits for the device.
+    Of an id that was sampled several times, the last place counts, as in TensorFlow. Not differentiable. On CUDA the
+    number of hits is read back.
 
     Args:
         true_classes: ``[N, T]``, int32 or int64.
