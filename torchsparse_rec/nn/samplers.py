@@ -64,8 +64,8 @@ class _Sampler(torch.nn.Module):
 
         Returns:
             ``ids`` ``[num_sampled]``, int64; ``target_count``, float32, in the shape of ``target``; ``count``
-            ``[num_sampled]``, float32. All are on the device of ``target``. One on CUDA is waited
-            for: nothing waits where a batch's targets are passed before they are moved there.
+            ``[num_sampled]``, float32. All are on the device of ``target``. One on CUDA is waited for: nothing waits
+            where a batch's targets are passed before they are moved there.
 
         Raises:
             IndexError: a target outside ``[0, range_max)``; then nothing has been drawn.
