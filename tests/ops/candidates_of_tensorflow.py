@@ -110,7 +110,7 @@ def load() -> list[tuple[Case, Results]]:
 
 def main() -> None:
     tf, rng = importlib.import_module("tensorflow"), np.random.default_rng(0)
-    cases = [random_case(rng, kind) for kind in KINDS for _ in range(6)]
+    cases = [random_case(rng, kind) for kind in KINDS for _ in range(3)]
     entries = [json.dumps({"case": asdict(case), "results": run_tensorflow(tf, case)}) for case in cases]
     GOLDENS.write_text("[\n" + ",\n".join(entries) + "\n]\n")
 

@@ -79,7 +79,7 @@ def _law(
         log_range = math.log1p(range_max)
         return (
             lambda words: (int(math.exp(_real(words) * log_range)) - 1) % range_max,
-            lambda v: math.log((v + 2) / (v + 1)) / log_range,
+            lambda v: math.log((v + 2.0) / (v + 1.0)) / log_range,
         )
     if kind == LEARNED:
         assert counts is not None
