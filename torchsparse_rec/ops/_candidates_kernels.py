@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
 
     ids: Tensor
     target_count: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # in the place of tuple's function
 
 
 def drawn(

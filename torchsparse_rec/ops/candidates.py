@@ -206,8 +206,8 @@ aliases=tensor([2, 1, 1], dtype=torch.int32), total=tensor([5.]), drawable=2)
     # As in TensorFlow, weights are numbered from the shard's reserved ids on, whatever other shards have reserved.
     reserved = len(range(shard, num_reserved_ids, num_shards))
     own = given[(shard - reserved) % num_shards :: num_shards]
-    parts = _ops.candidates_unigrams.default(own, reserved, distortion)
-    return UnigramTable(*parts, int((parts[0] > 0).sum()))
+    weights, chances, aliases, total = _ops.candidates_unigrams.default(own, reserved, distortion)
+    return UnigramTable(weights, chances, aliases, total, int((weights > 0).sum()))
 
 
 def fixed_unigram_candidates_(

@@ -114,7 +114,8 @@ def candidates_(
     if kind == ALL:
         return torch.arange(range_max), torch.ones(true_classes.shape), torch.ones(range_max), generator
     draw, probability = _law(kind, range_max, counts, unigrams)
-    words, sampled, tries = philox_words(seed, seed2, place), [], 0
+    words, tries = philox_words(seed, seed2, place), 0
+    sampled: list[int] = []
     while len(sampled) < num_sampled:
         v = draw(words)
         tries += 1
