@@ -28,7 +28,7 @@ def targets(*shape: int) -> Tensor:
     return torch.randint(RANGE, shape, generator=torch.Generator().manual_seed(0))
 
 
-def assert_same(one: nn.Candidates, other: nn.Candidates) -> None:
+def assert_same(one: ops.Candidates, other: ops.Candidates) -> None:
     for x, y in zip(one, other, strict=True):
         assert torch.equal(x, y)
 
@@ -106,7 +106,7 @@ def test_compiled_draws_are_the_same_and_compile_once(name: str) -> None:
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda target: tuple(sampler(target)), fullgraph=True, backend=backend)
     for _ in range(3):
-        assert_same(nn.Candidates(*compiled(targets(6))), other(targets(6)))
+        assert_same(ops.Candidates(*compiled(targets(6))), other(targets(6)))
     assert backend.frame_count == 1
 
 
@@ -131,7 +131,7 @@ def test_targets_on_cuda(name: str) -> None:
     on_host, on_device = SAMPLERS[name](seed=1), SAMPLERS[name](seed=1).cuda()
     drawn = on_device(targets(6, 2).cuda())
     assert all(x.is_cuda for x in drawn)
-    assert_same(nn.Candidates(*(x.cpu() for x in drawn)), on_host(targets(6, 2)))
+    assert_same(ops.Candidates(*(x.cpu() for x in drawn)), on_host(targets(6, 2)))
 
 
 def test_repr() -> None:

@@ -19,7 +19,6 @@ from .lookup_sparse import lookup_sparse as lookup_sparse
 from .named import get_embedding_variable as get_embedding_variable
 from .quantize import quantize as quantize
 from .samplers import AllSampler as AllSampler
-from .samplers import Candidates as Candidates
 from .samplers import FixedUnigramSampler as FixedUnigramSampler
 from .samplers import LearnedUnigramSampler as LearnedUnigramSampler
 from .samplers import LogUniformSampler as LogUniformSampler

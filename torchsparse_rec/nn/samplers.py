@@ -22,7 +22,6 @@ from ..ops.candidates import (
 
 __all__ = [
     "AllSampler",
-    "Candidates",
     "FixedUnigramSampler",
     "LearnedUnigramSampler",
     "LogUniformSampler",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -12,26 +10,6 @@ from .record import check_cpu
 
 # The numbers of CandidateKind in csrc/candidates.h.
 UNIFORM, LOG_UNIFORM, FIXED, LEARNED, ALL = range(5)
-
-
-class Candidates(NamedTuple):
-    """
-    Some ids that were drawn, and how often each of them and each true class is expected in such a draw.
-
-    Attributes:
-        ids: ``[num_sampled]``, int64, in the order in which they were drawn.
-        target_count: the expected counts of the true classes, float32, in their shape.
-        count: ``[num_sampled]``, float32: the expected counts of ``ids``.
-
-    Example:
-        >>> from torchsparse_rec import ops
-        >>> ops.all_candidates(torch.tensor([[1]]), 2)
-        Candidates(ids=tensor([0, 1]), target_count=tensor([[1.]]), count=tensor([1., 1.]))
-    """
-
-    ids: Tensor
-    target_count: Tensor
-    count: Tensor  # type: ignore[assignment]  # in the place of tuple's function
 
 
 def drawn(
@@ -44,14 +22,12 @@ def drawn(
     num_sampled: int,
     unique: bool,
     kind: int,
-) -> Candidates:
-    """Draw candidates by the operator; ``name`` is the function's, for errors."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw ids, with the counts of true classes and theirs; ``name`` is the function's, for errors."""
     check_cpu(name, "generator", generator)
     check_cpu(name, "true_classes", true_classes)
-    return Candidates(
-        *torch.ops.torchsparse_rec.candidates_.default(
-            generator, counts, unigrams, true_classes, range_max, num_sampled, unique, kind
-        )
+    return torch.ops.torchsparse_rec.candidates_.default(
+        generator, counts, unigrams, true_classes, range_max, num_sampled, unique, kind
     )
 
 

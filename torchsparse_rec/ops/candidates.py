@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..jagged.checks import check_tensor
-from ._candidates_kernels import ALL, FIXED, LEARNED, LOG_UNIFORM, UNIFORM, Candidates, drawn
+from ._candidates_kernels import ALL, FIXED, LEARNED, LOG_UNIFORM, UNIFORM, drawn
 from .record import check_cpu
 
 __all__ = [
@@ -33,6 +33,25 @@ __all__ = [
 _INT64 = range(-(2**63), 2**63)
 
 _ops = torch.ops.torchsparse_rec
+
+
+class Candidates(NamedTuple):
+    """
+    Some ids that were drawn, and how often each of them and each true class is expected in such a draw.
+
+    Attributes:
+        ids: ``[num_sampled]``, int64, in the order in which they were drawn.
+        target_count: the expected counts of the true classes, float32, in their shape.
+        count: ``[num_sampled]``, float32: the expected counts of ``ids``.
+
+    Example:
+        >>> all_candidates(torch.tensor([[1]]), 2)
+        Candidates(ids=tensor([0, 1]), target_count=tensor([[1.]]), count=tensor([1., 1.]))
+    """
+
+    ids: Tensor
+    target_count: Tensor
+    count: Tensor  # type: ignore[assignment]  # in the place of tuple's function
 
 
 def new_candidate_generator(seed: int, seed2: int = 0, place: int = 0) -> Tensor:
@@ -95,7 +114,9 @@ def uniform_candidates_(
         >>> ids.sort().values, target_count > 0
         (tensor([0, 1, 2, 3]), tensor([True]))
     """
-    return drawn("uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, UNIFORM)
+    return Candidates(
+        *drawn("uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, UNIFORM)
+    )
 
 
 def log_uniform_candidates_(
@@ -132,9 +153,8 @@ def log_uniform_candidates_(
         >>> generator[2]  # 2,048 words for each id, 4 at a place
         tensor(512000)
     """
-    return drawn(
-        "log_uniform_candidates_", generator, None, [], true_classes, range_max, num_sampled, unique, LOG_UNIFORM
-    )
+    name = "log_uniform_candidates_"
+    return Candidates(*drawn(name, generator, None, [], true_classes, range_max, num_sampled, unique, LOG_UNIFORM))
 
 
 # ---- By weights -----------------------------------------------------------------------------------------------------
@@ -248,7 +268,9 @@ def fixed_unigram_candidates_(
             f"ids are unique, got {num_sampled}"
         )
     unigrams = list(table[:4])
-    return drawn(name, generator, None, unigrams, true_classes, table.weights.shape[0], num_sampled, unique, FIXED)
+    return Candidates(
+        *drawn(name, generator, None, unigrams, true_classes, table.weights.shape[0], num_sampled, unique, FIXED)
+    )
 
 
 def new_unigram_counts(range_max: int) -> Tensor:
@@ -313,7 +335,9 @@ def learned_unigram_candidates_(
     """
     name = "learned_unigram_candidates_"
     check_cpu(name, "counts", counts)
-    return drawn(name, generator, counts, [], true_classes, counts.numel() - 1, num_sampled, unique, LEARNED)
+    return Candidates(
+        *drawn(name, generator, counts, [], true_classes, counts.numel() - 1, num_sampled, unique, LEARNED)
+    )
 
 
 def all_candidates(true_classes: Tensor, range_max: int) -> Candidates:
@@ -341,7 +365,7 @@ def all_candidates(true_classes: Tensor, range_max: int) -> Candidates:
         Candidates(ids=tensor([0, 1, 2]), target_count=tensor([1.]), count=tensor([1., 1., 1.]))
     """
     unused = new_candidate_generator(0)
-    return drawn("all_candidates", unused, None, [], true_classes, range_max, range_max, True, ALL)
+    return Candidates(*drawn("all_candidates", unused, None, [], true_classes, range_max, range_max, True, ALL))
 
 
 # ---- Accidental hits ------------------------------------------------------------------------------------------------
