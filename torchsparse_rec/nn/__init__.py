@@ -18,6 +18,8 @@ from .gradients import sparse_to_dense_grads as sparse_to_dense_grads
 from .lookup_sparse import lookup_sparse as lookup_sparse
 from .named import get_embedding_variable as get_embedding_variable
 from .quantize import quantize as quantize
+from .sampled_losses import nce_loss as nce_loss
+from .sampled_losses import sampled_softmax_loss as sampled_softmax_loss
 from .samplers import AllSampler as AllSampler
 from .samplers import FixedUnigramSampler as FixedUnigramSampler
 from .samplers import LearnedUnigramSampler as LearnedUnigramSampler

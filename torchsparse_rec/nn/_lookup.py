@@ -49,14 +49,14 @@ def checked_ids(module: str, input: Tensor) -> Tensor:
     return checked_integers(f"{module}: input", input)
 
 
-def bad_id(module: str, input: Tensor, num_embeddings: int) -> IndexError | None:
+def bad_id(module: str, input: Tensor, num_embeddings: int, argument: str = "input") -> IndexError | None:
     """Return the error for the first id of ``input`` outside ``[0, num_embeddings)``, or None."""
     bad = ((input < 0) | (input >= num_embeddings)).nonzero()
     if bad.shape[0] == 0:
         return None
     position = tuple(bad[0].tolist())
     where = f"[{', '.join(map(str, position))}]" if position else ""
-    return IndexError(f"{module}: input{where} must be in [0, {num_embeddings}), got {input[position].item()}")
+    return IndexError(f"{module}: {argument}{where} must be in [0, {num_embeddings}), got {input[position].item()}")
 
 
 def _check_traced(module: str) -> None:

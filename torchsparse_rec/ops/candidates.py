@@ -407,14 +407,17 @@ def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> tuple[Tens
         raise ValueError(
             f"{name}: sampled must be on the device of true_classes, {true_classes.device}, got {sampled.device}"
         )
-    ids, order = sampled.long().sort(stable=True)
+    places = last_places(true_classes, sampled).reshape(-1)
+    found = (places >= 0).nonzero()[:, 0]
+    return found // max(true_classes.shape[1], 1), places[found]
+
+
+def last_places(true_classes: Tensor, sampled: Tensor) -> Tensor:
+    """Return the last place in ``sampled`` of each true class, or -1, in their shape; nothing is read back."""
     wanted = true_classes.reshape(-1).long()
-    # The place of the last of the ids that are not greater; without any there is no hit.
-    last = torch.searchsorted(ids, wanted, right=True) - 1
-    hits = (
-        ((last >= 0) & (ids[last.clamp_min(0)] == wanted))
-        if ids.numel()
-        else torch.zeros_like(wanted, dtype=torch.bool)
-    )
-    found = hits.nonzero()[:, 0]
-    return found // max(true_classes.shape[1], 1), order[last[found]]
+    if sampled.numel() == 0:
+        return torch.full_like(wanted, -1).view(true_classes.shape)
+    ids, order = sampled.long().sort(stable=True)
+    # The place of the last of the ids that are not greater; of the first one, if all are.
+    last = (torch.searchsorted(ids, wanted, right=True) - 1).clamp_min(0)
+    return order[last].where(ids[last] == wanted, -1).view(true_classes.shape)
