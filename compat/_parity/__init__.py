@@ -15,6 +15,7 @@ import numpy as np
 
 from . import (
     bucketize,
+    candidates,
     columns,
     columns_together,
     cross,
@@ -42,6 +43,7 @@ _FAMILIES = (
     keras_layers,
     sparse_tensor,
     embedding,
+    candidates,
     indexed_slices,
     row_update,
     optimizers,

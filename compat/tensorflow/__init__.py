@@ -11,6 +11,7 @@ from . import math as math
 from . import nn as nn
 from . import optimizers as optimizers
 from . import ragged as ragged
+from . import random as random
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings

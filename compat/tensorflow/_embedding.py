@@ -22,7 +22,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def lookup(params: Any, ids: Any, partition_strategy: PartitionStrategy, max_norm: Any, sparse_gradient: bool) -> Any:
     """Compute ``tf.nn.embedding_lookup``."""
-    shards = _shards("params", params)
+    shards = shards_of("params", params)
     if isinstance(ids, RaggedTensor):
         values = lookup(shards, _ragged_ids(ids.values), partition_strategy, max_norm, sparse_gradient)
         return RaggedTensor(values, ids.row_splits)
@@ -45,7 +45,7 @@ def lookup_sparse(
 ) -> Tensor:
     """Compute ``tf.nn.embedding_lookup_sparse``; the result ends with the row of the last id."""
     combiner = _combiner(combiner)
-    shards = _shards("params", params)
+    shards = shards_of("params", params)
     _check_kinds("sp_ids", sp_ids, "sp_weights", sp_weights)
     ids = _sparse_ids("sp_ids", sp_ids, shards, sp_weights, max_norm)
     weights = None
@@ -103,7 +103,7 @@ def safe_lookup_sparse(
     """Compute ``tf.nn.safe_embedding_lookup_sparse``: ids of any rank, combined over the last dimension."""
     combiner = _combiner(combiner)
     dtype = None if sparse_weights is None else sparse_weights.values.dtype
-    shards = _shards("embedding_weights", embedding_weights, dtype)
+    shards = shards_of("embedding_weights", embedding_weights, dtype)
     if default_id is None and shards[0].dim() != 2:
         raise ValueError(f"embedding_weights must have rank 2 without default_id, got shape {list(shards[0].shape)}")
     _check_kinds("sparse_ids", sparse_ids, "sparse_weights", sparse_weights)
@@ -141,7 +141,7 @@ def safe_lookup_sparse(
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
-def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> list[Tensor]:
+def shards_of(argument: str, params: Any, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Return the shards of a table: a list is shards, anything else (also a tuple) one. Numbers get ``dtype``."""
     if params is None:
         raise ValueError(f"{argument} must be given, got None")

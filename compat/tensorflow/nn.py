@@ -1,4 +1,4 @@
-"""``tf.nn``: the embedding lookups."""
+"""``tf.nn``: the embedding lookups, and losses over classes that were sampled."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ from typing import Any
 
 from torch import Tensor
 
+from ...nn.sampled_losses import nce_losses, softmax_losses
 from ...typing import Combiner
 from . import _embedding
+from ._candidates import AccidentalHits, accidental_hits
+from ._sampled_losses import sampled_loss
+from .random import all_candidate_sampler as all_candidate_sampler
+from .random import fixed_unigram_candidate_sampler as fixed_unigram_candidate_sampler
+from .random import learned_unigram_candidate_sampler as learned_unigram_candidate_sampler
 
-__all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
+__all__ = [
+    "compute_accidental_hits",
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "nce_loss",
+    "safe_embedding_lookup_sparse",
+    "sampled_softmax_loss",
+]
 
 
 def embedding_lookup(
@@ -138,3 +151,135 @@ def safe_embedding_lookup_sparse(
     return _embedding.safe_lookup_sparse(
         embedding_weights, sparse_ids, sparse_weights, combiner, default_id, "div", max_norm, sparse_gradient
     )
+
+
+def sampled_softmax_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = True,
+    seed: int | None = None,
+    name: str | None = "sampled_softmax_loss",
+    *,
+    sparse_gradient: bool = False,
+) -> Tensor:
+    """
+    Return the cross entropy of each sample's softmax over its own classes and some that are sampled.
+
+    Args:
+        weights: ``[num_classes, dim]``, or a list of shards, which hold consecutive classes ("div").
+        biases: ``[num_classes]``, or a list of shards.
+        labels: ``[batch, num_true]``, int32 or int64: the true classes, with equal shares.
+        inputs: ``[batch, dim]``.
+        num_sampled: the number of classes to sample.
+        num_classes: the number of classes.
+        num_true: the number of true classes of each sample.
+        sampled_values: what a sampler of :mod:`.random` returns for ``labels``. Default: from
+            :func:`.random.log_uniform_candidate_sampler`, unique.
+        remove_accidental_hits: whether a sampled class does not count for the samples whose true class it is.
+        seed: the argument of :func:`.random.log_uniform_candidate_sampler`.
+        name: the name, ignored.
+        sparse_gradient: the argument of :func:`embedding_lookup`, for ``weights`` and ``biases``.
+
+    Returns:
+        ``[batch]``, in the dtype of ``inputs``: a loss for each sample.
+
+    Raises:
+        IndexError: a class without a row.
+        ValueError: shapes and dtypes that do not fit.
+
+    Source: ``tf.nn.sampled_softmax_loss``.
+
+    Example:
+        >>> weights, biases = torch.zeros(10, 2), torch.zeros(10)
+        >>> sampled_softmax_loss(weights, biases, [[1], [2]], torch.ones(2, 2), 3, 10).shape
+        torch.Size([2])
+    """
+    return sampled_loss(
+        softmax_losses,
+        weights,
+        biases,
+        labels,
+        inputs,
+        num_sampled,
+        num_classes,
+        num_true,
+        sampled_values,
+        remove_accidental_hits,
+        "div",
+        sparse_gradient,
+        seed,
+    )
+
+
+def nce_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = False,
+    name: str | None = "nce_loss",
+    *,
+    sparse_gradient: bool = False,
+) -> Tensor:
+    """
+    Return the noise-contrastive loss of each sample: the sum of its logits' binary cross entropies.
+
+    Arguments, result and errors are those of :func:`sampled_softmax_loss`.
+
+    Source: ``tf.nn.nce_loss``.
+
+    Example:
+        >>> weights, biases = torch.zeros(10, 2), torch.zeros(10)
+        >>> nce_loss(weights, biases, [[1], [2]], torch.ones(2, 2), 3, 10).shape
+        torch.Size([2])
+    """
+    return sampled_loss(
+        nce_losses,
+        weights,
+        biases,
+        labels,
+        inputs,
+        num_sampled,
+        num_classes,
+        num_true,
+        sampled_values,
+        remove_accidental_hits,
+        "div",
+        sparse_gradient,
+    )
+
+
+def compute_accidental_hits(
+    true_classes: Any, sampled_candidates: Any, num_true: int, seed: int | None = None, name: str | None = None
+) -> AccidentalHits:
+    """
+    Find the candidates that are true classes of a row. Of one that was sampled several times, the last place counts.
+
+    Args:
+        true_classes: ``[batch, num_true]``, int64.
+        sampled_candidates: ``[num_sampled]``, int64.
+        num_true: the number of columns of ``true_classes``.
+        seed: the seed, ignored, as nothing is drawn.
+        name: the name, ignored.
+
+    Raises:
+        ValueError: wrong dtypes or shapes.
+
+    Source: ``tf.nn.compute_accidental_hits``.
+
+    Example:
+        >>> compute_accidental_hits([[3], [5], [4]], [4, 3, 9], 1)
+        AccidentalHits(indices=tensor([0, 2], dtype=torch.int32), ids=tensor([1, 0]), \
+weights=tensor([-3.4028e+38, -3.4028e+38]))
+    """
+    return accidental_hits(true_classes, sampled_candidates, num_true)

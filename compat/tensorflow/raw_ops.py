@@ -15,13 +15,14 @@ Example:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ... import ops
+from ._candidates import AccidentalHits, SampledCandidates, Seeds, accidental_hits, all_ids, drawn
 from ._raw_hash import AsString as AsString
 from ._raw_hash import Fingerprint as Fingerprint
 from ._raw_hash import SparseCross as SparseCross
@@ -255,3 +256,78 @@ def Bucketize(*, input: Any, boundaries: Any, name: str | None = None) -> Tensor
             f"position {position}"
         )
     return ops.bucketize(x, limits.to(x.device)).to(torch.int32)
+
+
+# ---- Candidates ------------------------------------------------------------------------------------------------------
+
+
+def _sampler(
+    kind: str,
+    /,
+    *,
+    true_classes: Any,
+    num_true: int,
+    num_sampled: int,
+    unique: bool,
+    range_max: int,
+    seed: int = 0,
+    seed2: int = 0,
+    name: str | None = None,
+) -> SampledCandidates:
+    """Compute :func:`.random.{reduction}_candidate_sampler` with both seeds given; two zeros are none."""
+    return drawn(kind, true_classes, num_true, num_sampled, unique, Seeds(seed, seed2), range_max)
+
+
+UniformCandidateSampler = _operator("UniformCandidateSampler", _sampler, "uniform")
+LogUniformCandidateSampler = _operator("LogUniformCandidateSampler", _sampler, "log_uniform")
+LearnedUnigramCandidateSampler = _operator("LearnedUnigramCandidateSampler", _sampler, "learned_unigram")
+
+
+def FixedUnigramCandidateSampler(
+    *,
+    true_classes: Any,
+    num_true: int,
+    num_sampled: int,
+    unique: bool,
+    range_max: int,
+    vocab_file: str = "",
+    distortion: float = 1.0,
+    num_reserved_ids: int = 0,
+    num_shards: int = 1,
+    shard: int = 0,
+    unigrams: Sequence[float] = (),
+    seed: int = 0,
+    seed2: int = 0,
+    name: str | None = None,
+) -> SampledCandidates:
+    """Compute :func:`.random.fixed_unigram_candidate_sampler` with both seeds given; two zeros are none."""
+    weights = (vocab_file, distortion, num_reserved_ids, num_shards, shard, tuple(unigrams))
+    seeds = Seeds(seed, seed2)
+    return drawn("fixed_unigram", true_classes, num_true, num_sampled, unique, seeds, range_max, *weights)
+
+
+def AllCandidateSampler(
+    *,
+    true_classes: Any,
+    num_true: int,
+    num_sampled: int,
+    unique: bool,
+    seed: int = 0,
+    seed2: int = 0,
+    name: str | None = None,
+) -> SampledCandidates:
+    """Compute :func:`.random.all_candidate_sampler`."""
+    return all_ids(true_classes, num_true, num_sampled)
+
+
+def ComputeAccidentalHits(
+    *,
+    true_classes: Any,
+    sampled_candidates: Any,
+    num_true: int,
+    seed: int = 0,
+    seed2: int = 0,
+    name: str | None = None,
+) -> AccidentalHits:
+    """Compute :func:`.nn.compute_accidental_hits`."""
+    return accidental_hits(true_classes, sampled_candidates, num_true)

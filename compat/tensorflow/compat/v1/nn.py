@@ -1,4 +1,4 @@
-"""``tf.compat.v1.nn``: the embedding lookups with a choice of ``partition_strategy``."""
+"""``tf.compat.v1.nn``: the embedding lookups and the losses of ``tf.nn``, with a choice of ``partition_strategy``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ from typing import Any
 
 from torch import Tensor
 
+from .....nn.sampled_losses import nce_losses, softmax_losses
 from .....typing import Combiner, PartitionStrategy
 from ... import _embedding
+from ..._sampled_losses import sampled_loss
+from ...nn import compute_accidental_hits as compute_accidental_hits
+from ...random import all_candidate_sampler as all_candidate_sampler
+from ...random import fixed_unigram_candidate_sampler as fixed_unigram_candidate_sampler
+from ...random import learned_unigram_candidate_sampler as learned_unigram_candidate_sampler
+from ...random import log_uniform_candidate_sampler as log_uniform_candidate_sampler
+from ...random import uniform_candidate_sampler as uniform_candidate_sampler
 
-__all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
+__all__ = [
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "nce_loss",
+    "safe_embedding_lookup_sparse",
+    "sampled_softmax_loss",
+]
 
 
 def embedding_lookup(
@@ -92,5 +106,89 @@ def safe_embedding_lookup_sparse(
         default_id,
         partition_strategy,
         max_norm,
+        sparse_gradient,
+    )
+
+
+def sampled_softmax_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = True,
+    partition_strategy: PartitionStrategy = "mod",
+    name: str | None = "sampled_softmax_loss",
+    seed: int | None = None,
+    *,
+    sparse_gradient: bool = False,
+) -> Tensor:
+    """
+    Compute ``tf.nn.sampled_softmax_loss`` with a ``partition_strategy``, by default ``"mod"``.
+
+    Source: ``tf.compat.v1.nn.sampled_softmax_loss``.
+
+    Example:
+        >>> import torch
+        >>> sampled_softmax_loss(torch.zeros(10, 2), torch.zeros(10), [[1], [2]], torch.ones(2, 2), 3, 10).shape
+        torch.Size([2])
+    """
+    return sampled_loss(
+        softmax_losses,
+        weights,
+        biases,
+        labels,
+        inputs,
+        num_sampled,
+        num_classes,
+        num_true,
+        sampled_values,
+        remove_accidental_hits,
+        partition_strategy,
+        sparse_gradient,
+        seed,
+    )
+
+
+def nce_loss(
+    weights: Any,
+    biases: Any,
+    labels: Any,
+    inputs: Any,
+    num_sampled: int,
+    num_classes: int,
+    num_true: int = 1,
+    sampled_values: Any = None,
+    remove_accidental_hits: bool = False,
+    partition_strategy: PartitionStrategy = "mod",
+    name: str | None = "nce_loss",
+    *,
+    sparse_gradient: bool = False,
+) -> Tensor:
+    """
+    Compute ``tf.nn.nce_loss`` with a ``partition_strategy``, by default ``"mod"``.
+
+    Source: ``tf.compat.v1.nn.nce_loss``.
+
+    Example:
+        >>> import torch
+        >>> nce_loss(torch.zeros(10, 2), torch.zeros(10), [[1], [2]], torch.ones(2, 2), 3, 10).shape
+        torch.Size([2])
+    """
+    return sampled_loss(
+        nce_losses,
+        weights,
+        biases,
+        labels,
+        inputs,
+        num_sampled,
+        num_classes,
+        num_true,
+        sampled_values,
+        remove_accidental_hits,
+        partition_strategy,
         sparse_gradient,
     )
