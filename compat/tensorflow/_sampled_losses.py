@@ -59,7 +59,8 @@ def sampled_loss(
     for argument, table in tables.items():
         with _named(argument):
             found.append(lookup(table, ids, partition_strategy, None, sparse_gradient).to(inputs.dtype).to(wide))
-    logits = sampled_logits(inputs.to(wide), *found, labels, candidates, remove_accidental_hits)
+    rows, values = found
+    logits = sampled_logits(inputs.to(wide), rows, values, labels, candidates, remove_accidental_hits)
     return losses_of(logits).to(inputs.dtype)
 
 

@@ -43,7 +43,7 @@ def sampled_softmax_loss(
         table: a row for each class: a module that is called with ids, such as :class:`Embedding`,
             :class:`EmbeddingBag` or :class:`EmbeddingVariable` (whose keys are the classes); or ``[V, D]``.
         target: the true classes, int32 or int64: ``[...]``, or ``[..., T]`` for T of each sample, with equal shares.
-        candidates: the other classes: what a sampler, such as :class:`LogUniformSampler`, returns for ``target``. Its
+        candidates: the other classes: the result of a sampler, such as :class:`LogUniformSampler`, for ``target``. Its
             counts are constants. They are moved to the device of ``input``, which does not wait.
         bias: ``[V]``, added to the logits, with a dense gradient. A table of keys has none.
         remove_accidental_hits: whether a candidate does not count for the samples whose true class it is. Of an id that
@@ -115,9 +115,9 @@ def nce_loss(
     Source: ``tf.nn.nce_loss``; Gutmann and Hyvärinen, http://proceedings.mlr.press/v9/gutmann10a.html.
 
     Example:
-        >>> from torchsparse_rec.nn import UniformSampler
+        >>> from torchsparse_rec.nn import AllSampler
         >>> target = torch.tensor([0])
-        >>> nce_loss(torch.zeros(1, 2), torch.zeros(4, 2), target, UniformSampler(4, 4)(target))
+        >>> nce_loss(torch.zeros(1, 2), torch.zeros(4, 2), target, AllSampler(4)(target))  # 5 times log(2)
         tensor(3.4657)
     """
     return _loss(nce_losses, input, table, target, candidates, bias, remove_accidental_hits, reduction)
