@@ -73,7 +73,7 @@ FAMILIES = {
     "lookup": Family(("embedding_lookup", "lookup_sparse", "embedding_errors", "compat_embedding"), "lookup"),
     "quantized": Family(("quantized", "nn_quantize"), "quantized"),
     "scores": Family(("scores",), "scores"),
-    "candidates": Family(("candidates", "nn_samplers")),
+    "candidates": Family(("candidates", "nn_samplers", "nn_sampled_losses", "compat_candidates")),
     "collection": Family(("embedding_collection*", "nn_collection", "nn_gradients", "nn_fused*"), "collection"),
     "row_update": Family(("row_update", "compat_optimizers*"), "row_update or sparse_apply"),
     "row_optimizer": Family(("row_optimizer*", "optim*", "nn_fused*"), "row_optimizer"),

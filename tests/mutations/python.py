@@ -252,6 +252,16 @@ FAULTS = {
     "torchsparse_rec/nn/_keyed_table.py": [
         ("sign", "            keys, values = keys[here], values[here]\n", "            pass\n", "distributed")
     ],
+    "torchsparse_rec/nn/sampled_losses.py": [
+        (
+            "bound",
+            "last_places(target, candidates.ids) % left_out.shape[1]",
+            "last_places(target, candidates.ids).clamp_min(0)",
+            "candidates",
+        ),
+        ("sign", "own.masked_fill(~is_class, _LEFT_OUT)", "own + ~is_class * _LEFT_OUT", "candidates"),
+        ("sign", "losses.masked_fill(is_left_out, 0)", "losses * ~is_left_out", "candidates"),
+    ],
 }
 MUTATIONS = [Mutation(file, *fault) for file, faults in FAULTS.items() for fault in faults]
 TABLE = Table(name="python", folder=".", kinds=KINDS, mutations=MUTATIONS)
