@@ -17,7 +17,7 @@ from ._lookup import bad_id
 __all__ = ["nce_loss", "sampled_softmax_loss"]
 
 _INDICES = (torch.int32, torch.int64)
-# What makes the logit of a class that does not count: in TensorFlow too, it is float32's number.
+# The logit of a class that does not count, also in float64: TensorFlow adds this number to the logit.
 _LEFT_OUT = -torch.finfo(torch.float32).max
 
 
@@ -158,7 +158,7 @@ def sampled_logits(
         rows: ``[N * T + S, D]``: the rows of the targets, then of the candidates.
         biases: ``[N * T + S]``, their biases.
         target: ``[N, T]``.
-        candidates: S ids, on the device of ``input``.
+        candidates: S ids, and counts of the shapes ``[N, T]`` and ``[S]``, on the device of ``input``.
         remove_accidental_hits: whether a candidate does not count for the samples whose target it is.
         padding_idx: an id that is no class.
     """
@@ -172,16 +172,16 @@ def sampled_logits(
     with torch.autocast(input.device.type, enabled=False):
         own = (input.unsqueeze(1) * rows[:count].view(*target.shape, input.shape[1])).sum(2)
         others = input @ rows[count:].T
-        if biases is not None:
-            own, others = own + biases[:count].view_as(own), others + biases[count:]
-        own = own - candidates.target_count.view_as(own).log()
-        if padding_idx is not None:
-            is_class = target != padding_idx
-            labels = is_class / is_class.sum(1, keepdim=True).clamp_min(1)
-            # In their place, not added to them: a padding's expected count may be 0.
-            own = own.masked_fill(~is_class, _LEFT_OUT)
-            left_out = left_out | (candidates.ids == padding_idx)
-        others = others + left_out.to(others.dtype) * _LEFT_OUT - candidates.count.log()
+    if biases is not None:
+        own, others = own + biases[:count].view_as(own), others + biases[count:]
+    own, others = own - candidates.target_count.log(), others - candidates.count.log()
+    if padding_idx is not None:
+        is_class = target != padding_idx
+        labels = is_class.to(own.dtype) / is_class.sum(1, keepdim=True).clamp_min(1)
+        own = own.masked_fill(~is_class, _LEFT_OUT)  # in its place, not added: a padding's expected count may be 0
+        left_out = left_out | (candidates.ids == padding_idx)
+    if remove_accidental_hits or padding_idx is not None:
+        others = others.masked_fill(left_out, _LEFT_OUT)
     return Logits(own, labels, others)
 
 
@@ -215,7 +215,7 @@ def _loss(
     padding_idx = None if isinstance(table, Tensor) else getattr(table, "padding_idx", None)
     rows, biases = _looked_up(name, table, bias, target, ids)
     dtype = torch.promote_types(torch.promote_types(input.dtype, rows.dtype), torch.float32)
-    drawn = Candidates(ids, target_count.to(dtype), count.to(dtype))
+    drawn = Candidates(ids, target_count.view_as(targets).to(dtype), count.to(dtype))
     logits = sampled_logits(
         input.reshape(-1, input.shape[-1]).to(dtype),
         rows.to(dtype),
