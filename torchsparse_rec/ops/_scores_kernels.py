@@ -11,7 +11,18 @@ from torch import Tensor
 from ._in_place import without_result
 from .autograd import differentiable, not_differentiable, only_once
 
-__all__ = ["Backward", "Passes", "Samples", "loss", "targets_of", "weights_of"]
+__all__ = [
+    "Backward",
+    "Passes",
+    "Samples",
+    "backward_fake",
+    "backward_of",
+    "forward_fake",
+    "forward_of",
+    "loss",
+    "targets_of",
+    "weights_of",
+]
 
 _ops = torch.ops.torchsparse_rec
 targets_of = _ops.scores_targets.default
@@ -197,15 +208,17 @@ def _given(input: Tensor, rows: Tensor, *rest: Any) -> tuple[Passes, Tensor]:
     return Passes(Samples(input.contiguous(), *rest), rows.shape[0]), rows
 
 
-def _forward(*of: Any) -> tuple[Tensor, Tensor, Tensor]:
-    passes, rows = _given(*of)
+def forward_of(passes: Passes, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what :meth:`Passes.forward` does, of the rows of a tensor."""
     with torch.autocast(rows.device.type, enabled=False):
         return passes.forward(lambda begin, end: rows[begin:end])
 
 
-def _backward(grad: Tensor, maximum: Tensor, total: Tensor, *of: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *samples, (input_wanted, rows_wanted, bias_wanted) = of
-    passes, rows = _given(*samples)
+def backward_of(
+    passes: Passes, rows: Tensor, grad: Tensor, maximum: Tensor, total: Tensor, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of input, rows and bias, each empty where it is not wanted."""
+    input_wanted, rows_wanted, bias_wanted = wanted
     rows_grad = torch.empty_like(rows, memory_format=torch.contiguous_format) if rows_wanted else None
     backward = Backward(passes, grad, maximum, total, input_wanted, bias_wanted)
     with torch.autocast(rows.device.type, enabled=False):
@@ -216,14 +229,25 @@ def _backward(grad: Tensor, maximum: Tensor, total: Tensor, *of: Any) -> tuple[T
     return tuple(like.new_empty(0) if x is None else x for like, x in results)  # type: ignore[return-value]
 
 
-def _forward_fake(input: Tensor, rows: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*of: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward_of(*_given(*of))
+
+
+def _backward(grad: Tensor, maximum: Tensor, total: Tensor, *of: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *samples, wanted = of
+    return backward_of(*_given(*samples), grad, maximum, total, wanted)
+
+
+def forward_fake(input: Tensor, rows: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the shapes of a loss."""
     count = targets.shape[0]
     return input.new_empty(count), input.new_empty(count), input.new_empty(count, dtype=torch.float64)
 
 
-def _backward_fake(
+def backward_fake(
     grad: Tensor, maximum: Tensor, total: Tensor, input: Tensor, rows: Tensor, targets: Tensor, bias: Any, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the shapes of a loss's gradients."""
     *_, (input_wanted, rows_wanted, bias_wanted) = rest
     return (
         input.new_empty(input.shape if input_wanted else 0),
@@ -247,8 +271,8 @@ def _registered_backward(ctx: Any, grad: Tensor, _maximum: Any, _sum: Any) -> tu
 
 
 for _name, _function, _fake in (
-    ("loss", _forward, _forward_fake),
-    ("loss_backward", _backward, _backward_fake),
+    ("loss", _forward, forward_fake),
+    ("loss_backward", _backward, backward_fake),
 ):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"torchsparse_rec_scores::{_name}", _fake, lib=_library)
