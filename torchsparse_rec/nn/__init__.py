@@ -15,6 +15,7 @@ from .embedding_collection import EmbeddingBagCollection as EmbeddingBagCollecti
 from .embedding_collection import EmbeddingCollection as EmbeddingCollection
 from .embedding_variable import EmbeddingVariable as EmbeddingVariable
 from .gradients import sparse_to_dense_grads as sparse_to_dense_grads
+from .in_batch import in_batch_softmax_loss as in_batch_softmax_loss
 from .lookup_sparse import lookup_sparse as lookup_sparse
 from .named import get_embedding_variable as get_embedding_variable
 from .quantize import quantize as quantize
