@@ -47,8 +47,8 @@ def in_batch_softmax_loss(
         ids: ``[M]``, integers: what each candidate is. Default: all are different.
         log_q: ``[M]``, of floats: the logarithm of each candidate's probability to be in a batch. It is subtracted from
             all scores, those of own candidates too, as popular items are in more batches.
-        excluded: what does not count for a query: a ``JaggedTensor`` of N rows of ids, or ``[N, E]`` int64 filled up
-            with -1. They are ids as in ``ids``, of which those that no candidate has say nothing; without ``ids``,
+        excluded: the ids that do not count for a query: a ``JaggedTensor`` of N rows, or ``[N, E]`` int64 filled up
+            with -1. They are ids as in ``ids``, and those that no candidate has say nothing; without ``ids``, they are
             places in ``candidate``. A query's own candidate always counts.
         temperature: the number above 0 that products are divided by. Default 1.
         remove_accidental_hits: whether candidates with the id of a query's own one do not count for it. Default True.
@@ -136,10 +136,10 @@ def _losses(
 def _ids_by_query(excluded: JaggedTensor | Tensor) -> tuple[Tensor, Tensor]:
     """Return the ids that are excluded, and for which queries."""
     if isinstance(excluded, JaggedTensor):
-        ids = excluded.values()
+        ids = excluded.values().contiguous()
         return ids, torch.repeat_interleave(excluded.lengths().long(), output_size=ids.shape[0])
     queries = torch.arange(excluded.shape[0], device=excluded.device)
-    return excluded.reshape(-1), queries.repeat_interleave(excluded.shape[1])
+    return excluded.reshape(-1).contiguous(), queries.repeat_interleave(excluded.shape[1])
 
 
 def _pairs(

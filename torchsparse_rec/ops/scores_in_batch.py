@@ -115,8 +115,8 @@ _library.define(
 
 
 def _forward(input: Tensor, rows: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *rest, k = rest
-    passes = _passes(input, rows, *rest)
+    *others, k = rest
+    passes = _passes(input, rows, *others)
     if k is None:
         return forward_of(passes, rows)
     with torch.autocast(rows.device.type, enabled=False):
@@ -126,8 +126,8 @@ def _forward(input: Tensor, rows: Tensor, *rest: Any) -> tuple[Tensor, Tensor, T
 def _backward(
     grad: Tensor, saved: Tensor, also_saved: Tensor, input: Tensor, rows: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    *rest, k, wanted = rest
-    passes = _passes(input, rows, *rest)
+    *others, k, wanted = rest
+    passes = _passes(input, rows, *others)
     if k is None:
         return backward_of(passes, rows, grad, saved, also_saved, wanted)
     with torch.autocast(rows.device.type, enabled=False):
