@@ -66,14 +66,16 @@ def in_batch_softmax_loss(
         IndexError: a place in ``excluded`` out of range, which counts along rows.
         TypeError: an argument that is no tensor.
         ValueError: shapes, dtypes or devices that do not fit, an option out of its range, ``log_q`` that is not finite.
-            On CUDA it is not looked at: the losses become NaN of -inf or NaN. Within a group an error is raised on all
-            ranks.
+            On CUDA and in compiled code it is not looked at: of -inf and NaN losses are NaN or infinite. Within a group
+            an error is raised on all ranks.
 
     Differentiable in ``query``, ``candidate`` and ``log_q``, once. Memory is that of inputs, gradients and one block of
-    scores, of at least 256 candidates, whatever the ids. Only what is excluded by ``ids`` takes 16 bytes for each pair
-    of a query and a candidate, and is counted: on CUDA that waits for the device. ``hard_negatives`` has gradients of
-    the candidates that count alone. With ``group`` gradients are exchanged too, so all ranks must go backward: a
-    candidate's gradient is the sum over all ranks' losses.
+    scores, of at least 256 candidates, whatever the ids; with ``hard_negatives`` also of so many numbers for each
+    query, and only the candidates that count have gradients. What is excluded by ``ids`` takes 16 bytes for each pair
+    of a query and a candidate. These are counted, so that on CUDA the device is waited for.
+
+    With ``group`` gradients are exchanged too, so all ranks must go backward: a candidate's gradient is the sum over
+    all ranks' losses.
 
     Source: ``tasks.Retrieval`` of TensorFlow Recommenders; Yi et al., https://doi.org/10.1145/3298689.3346996.
 
@@ -84,80 +86,53 @@ def in_batch_softmax_loss(
         >>> in_batch_softmax_loss(users, items, ids=torch.tensor([7, 7, 8]), reduction="none")
         tensor([0.1269, 0.1269, 0.2395])
     """
-    given = (query, candidate, ids, log_q, excluded, group)
+    given = (query, candidate, ids, log_q, excluded, group, temperature, hard_negatives, reduction)
     first = 0
     if group is None:
-        ids = _checked(*given, temperature, hard_negatives, reduction)
+        ids, named = _checked(*given)
     else:
         with agreeing(group) as said:
-            ids = _checked(*given, temperature, hard_negatives, reduction)
+            ids, named = _checked(*given)
             said.extend(_of_this_rank(candidate, ids, log_q))
         candidate, ids, log_q, first = _of_all_ranks(said, candidate, ids, log_q, group)
     count, rows = query.shape[0], candidate.shape[0]
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     query = query.to(dtype) / temperature
+    bias = None if log_q is None else -log_q.to(dtype)
+    own = places = torch.arange(first, first + count, device=query.device)
+    keys: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+    if ids is not None:  # candidates by id, and queries by their own candidates
+        ids, order = ids.sort(stable=True)
+        candidate, bias = embedding(candidate, order), None if bias is None else bias[order]
+        own, queries = order.argsort()[own].sort()
+        query, places = embedding(query, queries), queries.argsort()
+        named = None if named is None else (named[0], places[named[1]])
+        keys = (ids[own], ids) if remove_accidental_hits else keys
     if rows == 0:
         losses = (query * candidate).sum(1)
     else:
         k = hard_negatives if hard_negatives is not None and hard_negatives < rows - 1 else None
-        bias = None if log_q is None else -log_q.to(dtype)
-        own = torch.arange(first, first + count, device=query.device)
-        losses = _losses(query, candidate, ids, bias, excluded, own, remove_accidental_hits, k)
+        losses = in_batch_losses(query, candidate, own, bias, _pairs(named, ids, own, rows), keys, k)
     if reduction == "none":
-        return losses
+        return losses if ids is None else losses[places]
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-def _losses(
-    query: Tensor,
-    candidate: Tensor,
-    ids: Tensor | None,
-    bias: Tensor | None,
-    excluded: JaggedTensor | Tensor | None,
-    own: Tensor,
-    remove_accidental_hits: bool,
-    k: int | None,
-) -> Tensor:
-    if ids is None:
-        pairs = _pairs(excluded, None, own, candidate.shape[0])
-        return in_batch_losses(query, candidate, own, bias, pairs, (None, None), k)
-    ids, order = ids.sort(stable=True)
-    candidate, bias = embedding(candidate, order), None if bias is None else bias[order]
-    own = order.argsort()[own]
-    pairs = _pairs(excluded, ids, own, candidate.shape[0])
-    own, queries = own.sort()
-    places = queries.argsort()
-    if pairs[0] is not None:
-        pairs = pairs[0], places[pairs[1]]
-    keys = (ids[own], ids) if remove_accidental_hits else (None, None)
-    return in_batch_losses(embedding(query, queries), candidate, own, bias, pairs, keys, k)[places]
-
-
-def _ids_by_query(excluded: JaggedTensor | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ids that are excluded, and for which queries."""
-    if isinstance(excluded, JaggedTensor):
-        ids = excluded.values().contiguous()
-        return ids, torch.repeat_interleave(excluded.lengths().long(), output_size=ids.shape[0])
-    queries = torch.arange(excluded.shape[0], device=excluded.device)
-    return excluded.reshape(-1).contiguous(), queries.repeat_interleave(excluded.shape[1])
-
-
 def _pairs(
-    excluded: JaggedTensor | Tensor | None, ids: Tensor | None, own: Tensor, rows: int
+    named: tuple[Tensor, Tensor] | None, ids: Tensor | None, own: Tensor, rows: int
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Return the places that are excluded, ascending, and for which queries; -1 in place of a query's own."""
-    if excluded is None:
+    if named is None:
         return None, None
-    named, queries = _ids_by_query(excluded)
+    places, queries = named
     if ids is None:
-        places = targets_of(named, rows, -1, True)
+        places = targets_of(places, rows, -1, True)
     else:  # the candidates of an id are neighbours
-        begin = torch.searchsorted(ids, named.long())
-        counts = (torch.searchsorted(ids, named.long(), right=True) - begin).where(named != -1, 0)
+        begin = torch.searchsorted(ids, places)
+        counts = (torch.searchsorted(ids, places, right=True) - begin).where(places != -1, 0)
         before = counts.cumsum(0) - counts
-        queries = queries.repeat_interleave(counts)
-        places = (begin - before).repeat_interleave(counts)
-        places += torch.arange(places.shape[0], device=places.device)
+        queries, places = queries.repeat_interleave(counts), (begin - before).repeat_interleave(counts)
+        places = places + torch.arange(places.shape[0], device=places.device)
     places, order = places.where(places != own[queries], -1).sort(stable=True)
     return places, queries[order]
 
@@ -175,8 +150,8 @@ def _checked(
     temperature: float,
     hard_negatives: int | None,
     reduction: str,
-) -> Tensor | None:
-    """Return the ids as int64; raise if something does not fit."""
+) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
+    """Return ids, and the ids that are excluded and for which queries, as int64; raise if something does not fit."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{_NAME}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if not 0 < temperature < float("inf"):
@@ -208,12 +183,12 @@ def _checked(
         ids = checked_integers(f"{_NAME}: ids", ids).long()
     if log_q is not None and not log_q.is_floating_point():
         raise ValueError(f"{_NAME}: log_q must be of floats, got {log_q.dtype}")
-    if excluded is not None:
-        _check_excluded(excluded, count)
-        given["excluded"] = excluded.values() if isinstance(excluded, JaggedTensor) else excluded
+    named = None if excluded is None else _named(excluded, count)
+    if named is not None:
+        given["excluded"] = named[0]
         if ids is None and group is not None:
             raise ValueError(
-                f"{_NAME}: ids must be given where excluded and group are: places are one rank's, got None"
+                f"{_NAME}: ids must be given where excluded and group are, as places are one rank's, got None"
             )
     for argument, x in given.items():
         if x is not None and x.device != query.device:
@@ -226,21 +201,24 @@ def _checked(
                 f"{_NAME}: log_q[{place}] must be finite, the logarithm of a probability above 0, got "
                 f"{float(log_q[place])}"
             )
-    return ids
+    return ids, named
 
 
-def _check_excluded(excluded: JaggedTensor | Tensor, count: int) -> None:
+def _named(excluded: JaggedTensor | Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ids that are excluded, and for which of so many queries."""
     if isinstance(excluded, JaggedTensor):
-        ids, shape = excluded.values(), f"{excluded.lengths().shape[0]} rows"
-        fits = excluded.lengths().shape[0] == count and ids.dim() == 1
+        ids, lengths = excluded.values(), excluded.lengths()
+        shape, fits = f"{lengths.shape[0]} rows", lengths.shape[0] == count and ids.dim() == 1
+        queries = torch.repeat_interleave(lengths.long(), output_size=ids.shape[0])
     else:
-        ids, shape = excluded, f"shape {tuple(excluded.shape)}"
-        fits = ids.dim() == 2 and ids.shape[0] == count
+        ids, shape, fits = excluded, f"shape {tuple(excluded.shape)}", excluded.dim() == 2 and len(excluded) == count
+        queries = torch.arange(count, device=ids.device).repeat_interleave(ids.shape[-1] if fits else 0)
     if not fits or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{_NAME}: excluded must have a row of int32 or int64 ids for each of {count} queries, got {ids.dtype} of "
             f"{shape}"
         )
+    return ids.reshape(-1).long().contiguous(), queries
 
 
 # ---- Ranks -----------------------------------------------------------------------------------------------------------

@@ -42,16 +42,8 @@ class _KeyedPasses(Passes):
         return out
 
 
-def _passes(
-    input: Tensor,
-    rows: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    ids: Tensor | None,
-    samples: Tensor | None,
-    keys: Tensor | None,
-    row_keys: Tensor | None,
-) -> Passes:
+def _passes(input: Tensor, rows: Tensor, targets: Tensor, bias: Tensor | None, *rest: Tensor | None) -> Passes:
+    ids, samples, keys, row_keys = rest
     of = Samples(input.contiguous(), targets, bias, None, ids, samples, 0.0, False, None)
     return Passes(of, rows.shape[0]) if keys is None or row_keys is None else _KeyedPasses(of, keys, row_keys)
 
