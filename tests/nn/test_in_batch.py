@@ -162,6 +162,17 @@ def test_hard_negatives_have_gradients_alone() -> None:
     assert of_query.any() and of_candidate.any(1).nonzero().flatten().tolist() == sorted([0, *others.tolist()])
 
 
+@pytest.mark.parametrize("hard_negatives", [None, 40])
+def test_same_bits_again(hard_negatives: int | None, restore_threads: None) -> None:
+    torch.set_num_threads(3)
+    given = torch.randn(1200, 6), torch.randn(1200, 6).abs(), torch.rand(1200).log()
+    options = {"hard_negatives": hard_negatives}
+    first, *others = (_with_gradients(nn.in_batch_softmax_loss, *given, **options) for _ in range(4))
+    for again in others:
+        for x, y in zip(first, again, strict=True):
+            assert_same_bits(x, y)
+
+
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("options", [{}, {"hard_negatives": 1}, {"ids": True, "excluded": torch.ones(0, 2).long()}])
 def test_no_queries(rows: int, options: dict[str, Any]) -> None:

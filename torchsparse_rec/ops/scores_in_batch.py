@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._reduction import SUM
 from ._scores_kernels import Passes, Samples, backward_fake, backward_of, forward_fake, forward_of, targets_of
 from .autograd import differentiable, only_once
 
@@ -76,20 +77,22 @@ def _hardest_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what :func:`backward_of` does, of the rows that were chosen."""
     input, shares = passes.of.input, shares * grad[:, None]
-    input_grad, rows_grad, bias_grad = (
-        input.new_zeros(shape if is_wanted else 0)
-        for shape, is_wanted in zip((input.shape, rows.shape, rows.shape[:1]), wanted, strict=True)
-    )
+    input_wanted, rows_wanted, bias_wanted = wanted
+    input_grad = torch.empty_like(input) if input_wanted else input.new_empty(0)
     step = max(1, _GATHERED // max(chosen.shape[1] * input.shape[1], 1))
-    for begin in range(0, input.shape[0], step):
+    for begin in range(0, len(input_grad), step):
         part = slice(begin, begin + step)
-        if wanted[0]:
-            input_grad[part] = torch.bmm(shares[part, None], rows[chosen[part]].to(input.dtype))[:, 0]
-        if wanted[1]:  # index_put_ adds in one order, on CUDA too
-            rows_grad.index_put_((chosen[part],), shares[part, :, None] * input[part, None], accumulate=True)
-    if wanted[2]:
-        bias_grad.index_put_((chosen,), shares, accumulate=True)
-    return input_grad, rows_grad.to(rows.dtype), bias_grad
+        input_grad[part] = torch.bmm(shares[part, None], rows[chosen[part]].to(input.dtype))[:, 0]
+
+    def of_chosen(grads: Tensor) -> Tensor:
+        """Return for each row the sum of the gradients ``[N, D]`` of the samples that chose it, times their shares."""
+        bags = torch.arange(0, chosen.numel() + 1, chosen.shape[1], device=chosen.device)
+        of_bags = chosen.flatten(), bags, shares.flatten(), None
+        return _ops.embedding_dense_backward.default(grads, *of_bags, rows.shape[0], SUM, -1, False)  # type: ignore[no-any-return]
+
+    rows_grad = of_chosen(input).to(rows.dtype) if rows_wanted else rows.new_empty(0)
+    bias_grad = of_chosen(torch.ones_like(input[:, :1]))[:, 0] if bias_wanted else input.new_empty(0)
+    return input_grad, rows_grad, bias_grad
 
 
 # ---- Operators -------------------------------------------------------------------------------------------------------
