@@ -128,12 +128,13 @@ def title(text: str, underline: str) -> str:
 
 
 def public(module: ModuleType) -> dict[str, Any]:
-    """Return the functions and classes that a module makes public, by name, in its order."""
+    """Return the functions and classes that a module makes public, of ``__all__`` if it has one, in its order."""
     others = tuple(name for name in PACKAGES if name.startswith(f"{module.__name__}."))
+    given = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
     return {
         name: x
         for name, x in vars(module).items()
-        if not name.startswith("_") and callable(x) and is_ours(x) and not str(x.__module__).startswith(others)
+        if name in given and callable(x) and is_ours(x) and not str(x.__module__).startswith(others)
     }
 
 

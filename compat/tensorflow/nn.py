@@ -179,7 +179,7 @@ def sampled_softmax_loss(
         num_sampled: the number of classes to sample.
         num_classes: the number of classes.
         num_true: the number of true classes of each sample.
-        sampled_values: the result of a sampler of :mod:`.random` for ``labels``. Default: that of
+        sampled_values: the result of a sampler of ``random`` for ``labels``. Default: that of
             :func:`.random.log_uniform_candidate_sampler`, unique.
         remove_accidental_hits: whether a sampled class does not count for the samples whose true class it is.
         seed: the argument of :func:`.random.log_uniform_candidate_sampler`.
