@@ -15,6 +15,8 @@ from . import random as random
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings
+from ._candidates import AccidentalHits as AccidentalHits
+from ._candidates import SampledCandidates as SampledCandidates
 from ._fingerprint import fingerprint as fingerprint
 from ._indexed_slices import clip_by_global_norm as clip_by_global_norm
 from ._indexed_slices import clip_by_norm as clip_by_norm

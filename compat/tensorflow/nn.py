@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...nn.sampled_losses import nce_losses, softmax_losses
+from ...nn import sampled_losses
 from ...typing import Combiner
-from . import _embedding
-from ._candidates import AccidentalHits, accidental_hits
-from ._sampled_losses import sampled_loss
+from . import _candidates, _embedding, _sampled_losses
+from ._candidates import AccidentalHits
 from .random import all_candidate_sampler as all_candidate_sampler
 from .random import fixed_unigram_candidate_sampler as fixed_unigram_candidate_sampler
 from .random import learned_unigram_candidate_sampler as learned_unigram_candidate_sampler
@@ -179,7 +178,7 @@ def sampled_softmax_loss(
         num_sampled: the number of classes to sample.
         num_classes: the number of classes.
         num_true: the number of true classes of each sample.
-        sampled_values: the result of a sampler of ``random`` for ``labels``. Default: that of
+        sampled_values: the result of a sampler of ``tf.random`` for ``labels``. Default: that of
             :func:`.random.log_uniform_candidate_sampler`, unique.
         remove_accidental_hits: whether a sampled class does not count for the samples whose true class it is.
         seed: the argument of :func:`.random.log_uniform_candidate_sampler`.
@@ -200,8 +199,8 @@ def sampled_softmax_loss(
         >>> sampled_softmax_loss(weights, biases, [[1], [2]], torch.ones(2, 2), 3, 10).shape
         torch.Size([2])
     """
-    return sampled_loss(
-        softmax_losses,
+    return _sampled_losses.sampled_loss(
+        sampled_losses.softmax_losses,
         weights,
         biases,
         labels,
@@ -243,8 +242,8 @@ def nce_loss(
         >>> nce_loss(weights, biases, [[1], [2]], torch.ones(2, 2), 3, 10).shape
         torch.Size([2])
     """
-    return sampled_loss(
-        nce_losses,
+    return _sampled_losses.sampled_loss(
+        sampled_losses.nce_losses,
         weights,
         biases,
         labels,
@@ -282,4 +281,4 @@ def compute_accidental_hits(
         AccidentalHits(indices=tensor([0, 2], dtype=torch.int32), ids=tensor([1, 0]), \
 weights=tensor([-3.4028e+38, -3.4028e+38]))
     """
-    return accidental_hits(true_classes, sampled_candidates, num_true)
+    return _candidates.accidental_hits(true_classes, sampled_candidates, num_true)

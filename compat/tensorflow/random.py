@@ -1,29 +1,12 @@
-"""
-``tf.random``: the candidate samplers, with TensorFlow's bits.
-
-Seeds are TensorFlow's, as it has them while it is eager. Calls of the same sampler, of the same arguments but
-``true_classes``, go on in one stream of draws, and :func:`set_seed` begins all streams again. So the n-th call since
-:func:`set_seed` draws what TensorFlow's n-th call draws, if one of both seeds is set:
-
-========================= ==================================================================================
-seeds                     draws
-========================= ==================================================================================
-``seed`` and global seed  TensorFlow's
-``seed`` alone            TensorFlow's, of a new process
-global seed alone         TensorFlow's, if no other random operator of TensorFlow is called
-neither                   by a seed from torch's own generator
-========================= ==================================================================================
-
-A stream is kept until :func:`set_seed`. Inside of a ``tf.function`` each call has a stream of its own, and without
-``seed`` other seeds: then draws differ.
-"""
+"""``tf.random``: the candidate samplers, with TensorFlow's bits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ._candidates import SampledCandidates, all_ids, drawn, eager
+from . import _candidates
+from ._candidates import SampledCandidates, eager
 
 __all__ = [
     "all_candidate_sampler",
@@ -39,7 +22,18 @@ def set_seed(seed: int | None) -> None:
     """
     Set the global seed of the candidate samplers, and begin all streams of draws again.
 
-    No other random numbers depend on it: torch's are set by ``torch.manual_seed``.
+    Calls of the same sampler, of the same arguments but ``true_classes``, go on in one stream of draws, which is kept
+    until the global seed is set. So the n-th call draws what the n-th call of TensorFlow draws while it is eager:
+
+    * with ``seed``, with or without a global seed: always;
+    * with a global seed alone: if no other random operator of TensorFlow is called in between;
+    * with neither: not at all. The stream's seed comes from torch's own generator.
+
+    In a ``tf.function`` TensorFlow has a stream for each place of a call. Here there is none, and draws differ. No
+    other random numbers depend on this seed: ``torch.manual_seed`` sets torch's.
+
+    Args:
+        seed: the global seed, or None.
 
     Source: ``tf.random.set_seed``.
 
@@ -72,7 +66,7 @@ def uniform_candidate_sampler(
         num_sampled: the number of ids to draw.
         unique: whether they are distinct.
         range_max: the number of ids.
-        seed: the seed of this call; see the module.
+        seed: the seed of this call; see :func:`set_seed`.
         name: the name, ignored.
 
     Returns:
@@ -88,7 +82,7 @@ def uniform_candidate_sampler(
         >>> uniform_candidate_sampler([[1]], 1, 4, True, 4).sampled_candidates.sort().values
         tensor([0, 1, 2, 3])
     """
-    return drawn("uniform", true_classes, num_true, num_sampled, unique, eager.seeds_of(seed), range_max)
+    return _candidates.drawn("uniform", true_classes, num_true, num_sampled, unique, eager.seeds_of(seed), range_max)
 
 
 def log_uniform_candidate_sampler(
@@ -111,7 +105,9 @@ def log_uniform_candidate_sampler(
         >>> log_uniform_candidate_sampler([[0, 99]], 2, 5, True, 100).true_expected_count.shape
         torch.Size([1, 2])
     """
-    return drawn("log_uniform", true_classes, num_true, num_sampled, unique, eager.seeds_of(seed), range_max)
+    return _candidates.drawn(
+        "log_uniform", true_classes, num_true, num_sampled, unique, eager.seeds_of(seed), range_max
+    )
 
 
 def learned_unigram_candidate_sampler(
@@ -137,7 +133,9 @@ def learned_unigram_candidate_sampler(
         >>> result.true_expected_count.flatten()  # 3 of 5
         tensor([0.6000, 0.6000])
     """
-    return drawn("learned_unigram", true_classes, num_true, num_sampled, unique, eager.seeds_of(seed), range_max)
+    return _candidates.drawn(
+        "learned_unigram", true_classes, num_true, num_sampled, unique, eager.seeds_of(seed), range_max
+    )
 
 
 def fixed_unigram_candidate_sampler(
@@ -189,7 +187,7 @@ def fixed_unigram_candidate_sampler(
     """
     weights = (vocab_file, distortion, num_reserved_ids, num_shards, shard, tuple(unigrams))
     seeds = eager.seeds_of(seed)
-    return drawn("fixed_unigram", true_classes, num_true, num_sampled, unique, seeds, range_max, *weights)
+    return _candidates.drawn("fixed_unigram", true_classes, num_true, num_sampled, unique, seeds, range_max, *weights)
 
 
 def all_candidate_sampler(
@@ -204,4 +202,4 @@ def all_candidate_sampler(
         >>> all_candidate_sampler([[1]], 1, 3, True).sampled_candidates
         tensor([0, 1, 2])
     """
-    return all_ids(true_classes, num_true, num_sampled)
+    return _candidates.all_ids(true_classes, num_true, num_sampled)

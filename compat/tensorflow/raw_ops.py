@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._candidates import AccidentalHits, SampledCandidates, Seeds, accidental_hits, all_ids, drawn
+from . import _candidates
+from ._candidates import AccidentalHits, SampledCandidates
 from ._raw_hash import AsString as AsString
 from ._raw_hash import Fingerprint as Fingerprint
 from ._raw_hash import SparseCross as SparseCross
@@ -275,7 +276,9 @@ def _sampler(
     name: str | None = None,
 ) -> SampledCandidates:
     """Compute :func:`.random.{reduction}_candidate_sampler` with both seeds given; two zeros are none."""
-    return drawn(kind, true_classes, num_true, num_sampled, unique, Seeds(seed, seed2), range_max)
+    return _candidates.drawn(
+        kind, true_classes, num_true, num_sampled, unique, _candidates.Seeds(seed, seed2), range_max
+    )
 
 
 UniformCandidateSampler = _operator("UniformCandidateSampler", _sampler, "uniform")
@@ -302,8 +305,8 @@ def FixedUnigramCandidateSampler(
 ) -> SampledCandidates:
     """Compute :func:`.random.fixed_unigram_candidate_sampler` with both seeds given; two zeros are none."""
     weights = (vocab_file, distortion, num_reserved_ids, num_shards, shard, tuple(unigrams))
-    seeds = Seeds(seed, seed2)
-    return drawn("fixed_unigram", true_classes, num_true, num_sampled, unique, seeds, range_max, *weights)
+    seeds = _candidates.Seeds(seed, seed2)
+    return _candidates.drawn("fixed_unigram", true_classes, num_true, num_sampled, unique, seeds, range_max, *weights)
 
 
 def AllCandidateSampler(
@@ -317,7 +320,7 @@ def AllCandidateSampler(
     name: str | None = None,
 ) -> SampledCandidates:
     """Compute :func:`.random.all_candidate_sampler`."""
-    return all_ids(true_classes, num_true, num_sampled)
+    return _candidates.all_ids(true_classes, num_true, num_sampled)
 
 
 def ComputeAccidentalHits(
@@ -330,4 +333,4 @@ def ComputeAccidentalHits(
     name: str | None = None,
 ) -> AccidentalHits:
     """Compute :func:`.nn.compute_accidental_hits`."""
-    return accidental_hits(true_classes, sampled_candidates, num_true)
+    return _candidates.accidental_hits(true_classes, sampled_candidates, num_true)

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .....nn.sampled_losses import nce_losses, softmax_losses
+from .....nn import sampled_losses
 from .....typing import Combiner, PartitionStrategy
-from ... import _embedding
-from ..._sampled_losses import sampled_loss
+from ... import _embedding, _sampled_losses
 from ...nn import compute_accidental_hits as compute_accidental_hits
 from ...random import all_candidate_sampler as all_candidate_sampler
 from ...random import fixed_unigram_candidate_sampler as fixed_unigram_candidate_sampler
@@ -136,8 +135,8 @@ def sampled_softmax_loss(
         >>> sampled_softmax_loss(torch.zeros(10, 2), torch.zeros(10), [[1], [2]], torch.ones(2, 2), 3, 10).shape
         torch.Size([2])
     """
-    return sampled_loss(
-        softmax_losses,
+    return _sampled_losses.sampled_loss(
+        sampled_losses.softmax_losses,
         weights,
         biases,
         labels,
@@ -178,8 +177,8 @@ def nce_loss(
         >>> nce_loss(torch.zeros(10, 2), torch.zeros(10), [[1], [2]], torch.ones(2, 2), 3, 10).shape
         torch.Size([2])
     """
-    return sampled_loss(
-        nce_losses,
+    return _sampled_losses.sampled_loss(
+        sampled_losses.nce_losses,
         weights,
         biases,
         labels,
