@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ class _Sampler(torch.nn.Module):
     The generator is no buffer. It stays on the CPU wherever the module is moved, and DistributedDataParallel leaves
     each rank its own.
     """
+
+    # Each sampler's own: the candidates for targets on the CPU.
+    _draw: Callable[[Tensor], Candidates]
 
     def __init__(self, range_max: int, num_sampled: int, unique: bool, seed: int | None, *, most: int) -> None:
         super().__init__()
@@ -74,9 +77,6 @@ class _Sampler(torch.nn.Module):
         check_tensor(type(self).__name__, "target", target)
         drawn = self._draw(target.detach().cpu())
         return Candidates(*(x.to(target.device, non_blocking=True) for x in drawn))
-
-    def _draw(self, target: Tensor) -> Candidates:
-        raise NotImplementedError
 
     def get_extra_state(self) -> Tensor:
         """Return seed and place for ``state_dict()``."""
