@@ -17,6 +17,8 @@ from .embedding_variable import EmbeddingVariable as EmbeddingVariable
 from .gradients import sparse_to_dense_grads as sparse_to_dense_grads
 from .in_batch import in_batch_softmax_loss as in_batch_softmax_loss
 from .lookup_sparse import lookup_sparse as lookup_sparse
+from .losses import TableCrossEntropyLoss as TableCrossEntropyLoss
+from .losses import table_cross_entropy as table_cross_entropy
 from .named import get_embedding_variable as get_embedding_variable
 from .quantize import quantize as quantize
 from .sampled_losses import nce_loss as nce_loss

@@ -15,7 +15,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -36,6 +36,7 @@ from .._torch import (
     set_grad_enabled,
 )
 from .._torch_modules import gradient_hooks, is_in_ddp
+from ..ops._scores_kernels import Passes, Samples, forward_of
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
@@ -50,6 +51,7 @@ from ..tables.table import (
 from ._graph_owners import Owner
 from ._prepared import Prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
+from ._streamed import Deferred, blocks
 from .gradients import have_hooks
 from .plan import Ids, LookupPlan
 
@@ -57,6 +59,7 @@ _lock = threading.RLock()
 _lookups = itertools.count()
 # The number of lookups of one table that await their backward at which expired ones are removed.
 _MANY = 64
+_OF_LOSS = "the gradient of a loss over a table"
 
 
 def _after_fork() -> None:
@@ -89,7 +92,7 @@ class FusedLookups:
         self._node: Any = None
         self.prepared: Prepared | None = None
         self._tables: TableSet | None = None
-        # The arguments of the last _by_optimizer() and its result.
+        # The arguments of the last by_optimizer() and its result.
         self._optimizers: tuple[int, TableSet, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
 
     def __call__(self, ids: Ids, training: bool) -> Tensor:
@@ -141,14 +144,14 @@ class FusedLookups:
                     hooked.append(weight)
         if hooked and have_hooks(hooked):  # those that grow have one of ours
             wrong = wrong or _HAS_HOOKS
-        self._by_optimizer(tables, wanted)
+        self.by_optimizer(tables, wanted)
         if wrong is not None:
             raise RuntimeError(wrong)
         # That a part of a table is left out of it, its module has checked.
         if is_in_ddp() and any(table.part is None for table in tables.tables):
             raise RuntimeError(_IN_DDP)
 
-    def _by_optimizer(self, tables: TableSet, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
+    def by_optimizer(self, tables: TableSet, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (Table.changes, tables, wanted):
@@ -176,14 +179,7 @@ class FusedLookups:
     def finish(self, number: int, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """Update the tables in the backward of a lookup. Grad mode must be off."""
         with _lock, as_stored():
-            wanted, alone = [], []
-            for weight, table in zip(tables.weights, tables.tables, strict=True):
-                want, awaited = weight.requires_grad, table.awaited
-                awaited.pop(number, None)
-                if awaited:
-                    _forget_expired(awaited)
-                wanted.append(want)
-                alone.append(want and not awaited and table.collected is None)
+            wanted, alone = self._turn(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
             if all(alone) and self.prepared is not None and self.prepared.tables is tables:
@@ -195,13 +191,25 @@ class FusedLookups:
                 others = [want and not is_alone for want, is_alone in zip(wanted, alone, strict=True)]
                 self._collect(tables, grad, ids, argmax, others)
 
+    def _turn(self, number: int, tables: TableSet) -> tuple[list[bool], list[bool]]:
+        """Return which tables a reader is to update in its backward, and which of them no other reader can reach."""
+        wanted, alone = [], []
+        for weight, table in zip(tables.weights, tables.tables, strict=True):
+            want, awaited = weight.requires_grad, table.awaited
+            awaited.pop(number, None)
+            if awaited:
+                _forget_expired(awaited)
+            wanted.append(want)
+            alone.append(want and not awaited and table.collected is None)
+        return wanted, alone
+
     def _gradient(self, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
         """Return the values and the rows of the wanted tables' gradients."""
         return self.plan.of_sizes(tables.weights).gradient("sparse", grad, ids, argmax, wanted)
 
     def _update(self, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Update tables in one pass from the gradient of the result."""
-        for optimizer, parameters in self._by_optimizer(tables, wanted):
+        for optimizer, parameters in self.by_optimizer(tables, wanted):
             with writing(parameters):
                 groups = optimizer.begin_step(parameters, in_backward=True)
                 for group in groups:
@@ -225,13 +233,17 @@ class FusedLookups:
     def _collect(self, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Keep gradients of tables for which other lookups may bring more, until this backward ends."""
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
-        backward = current_backward()
         chosen = [k for k, want in enumerate(wanted) if want]
-        for k in chosen:
-            if not tables.tables[k].collect(backward, Gradient(rows[k], _wide(values[k]))):
+        gradients = [Gradient(rows[k], _wide(values[k])) for k in chosen]
+        self._await_end([tables.weights[k] for k in chosen], gradients)
+
+    def _await_end(self, weights: list[Tensor], parts: Sequence[Gradient | Deferred]) -> None:
+        """Keep a part of each table's gradient until the running backward ends, which then updates the tables."""
+        backward = current_backward()
+        for weight, part in zip(weights, parts, strict=True):
+            if not table_of(weight).collect(backward, part):
                 raise RuntimeError(SECOND_BACKWARD)
-        end = partial(self._end, backward, [tables.weights[k] for k in chosen])
-        at_end_of_backward(end)
+        at_end_of_backward(partial(self._end, backward, weights))
 
     @torch.no_grad()
     def _end(self, backward: int, weights: list[Tensor]) -> None:
@@ -241,9 +253,76 @@ class FusedLookups:
             here = [weight for weight in weights if table_of(weight).is_collecting(backward)]
             if here:
                 tables = TableSet(here)
-                for optimizer, parameters in self._by_optimizer(tables, [True] * len(here)):
-                    gradients = [(p, merged(table_of(p).take_collected(), p.shape[0])) for p in parameters]
+                for optimizer, parameters in self.by_optimizer(tables, [True] * len(here)):
+                    gradients, streamed = [], []
+                    for parameter in parameters:
+                        parts = table_of(parameter).take_collected()
+                        losses = [part for part in parts if isinstance(part, Deferred)]
+                        parts = [part for part in parts if not isinstance(part, Deferred)]
+                        gradient = merged(parts, parameter.shape[0]) if parts else None
+                        if losses:
+                            streamed.append((parameter, losses, gradient))
+                        else:
+                            gradients.append((parameter, gradient))
                     optimizer.step_tables(gradients, in_backward=True)
+                    for parameter, losses, gradient in streamed:
+                        rows = table_of(parameter).weight()
+                        with torch.autocast(rows.device.type, enabled=False):
+                            passes = [loss.backward(rows.shape[0]) for loss in losses]
+                            optimizer.step_blocks(parameter, blocks(passes, rows, gradient))
+
+    # ---- Losses over all rows of the only table ----------------------------------------------------------------------
+
+    def losses(self, of: Samples, training: bool) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+        """Return what ``Passes.forward`` does, and the table's version, with which :meth:`finish_loss` begins."""
+        with as_stored():
+            tables = self.tables()
+            if training:
+                self.check(tables)
+            (table,) = tables.tables
+            table.flush()  # every row is read now, and stepped by the backward
+            rows = table.weight()
+            return *forward_of(Passes(of, rows.shape[0]), rows), versions(tables.weights, _OF_LOSS)
+
+    def finish_loss(
+        self, number: int | None, before: Sequence[int], loss: Deferred, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """
+        Update the table in the backward of a loss, and return the gradients of input and bias. Grad mode must be off.
+
+        Where other readers of the table may bring gradients, the table is updated when this backward ends. The blocks
+        are then made a second time.
+
+        Args:
+            number: the number that :meth:`expect` has returned. None: this backward does not update the table.
+            before: the table's version in the forward.
+            loss: the loss.
+            wanted: whether input and bias have gradients.
+        """
+        with _lock, as_stored(), torch.autocast(loss.grad.device.type, enabled=False):
+            tables = self.tables()
+            (weight,), (table,) = tables.weights, tables.tables
+            steps, alone = (False,), (False,)
+            if number is not None:
+                steps, alone = self._turn(number, tables)
+            if any(steps):
+                ((optimizer, _),) = self.by_optimizer(tables, [True])
+                if optimizer.has_stepped([weight]):
+                    raise RuntimeError(SECOND_BACKWARD)
+            check_unchanged([weight], before, _OF_LOSS)
+            rows = table.weight()
+            passes = loss.backward(rows.shape[0], *wanted)
+            if any(alone):
+                made = blocks([passes], rows)
+                optimizer.step_blocks(weight, made)
+                for _ in made:  # where no group of the optimizer lists the table
+                    pass
+            else:
+                for begin, end in passes.blocks():
+                    passes.block(rows[begin:end], begin, end, None)
+                if any(steps):
+                    self._await_end([weight], [loss])
+        return passes.gradients()
 
 
 def _forget_expired(awaited: dict[int, Callable[[], Any]]) -> None:
@@ -265,8 +344,8 @@ _NO_OPTIMIZER = (
 )
 _HAS_GRAD = (
     "grad_mode='fused': the table has a .grad, which backward() ignores when it updates the table. It comes from "
-    "something other than lookups (tied weights, a penalty on weight), or from another grad_mode before: set .grad to "
-    "None, or " + _OTHER_MODES
+    "something other than lookups and nn.table_cross_entropy (tied weights, a penalty on weight), or from another "
+    "grad_mode before: set .grad to None, or " + _OTHER_MODES
 )
 _HAS_HOOKS = (
     "grad_mode='fused': the table has a hook on its gradient, which would never run: backward() updates the table and "

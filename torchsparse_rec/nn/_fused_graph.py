@@ -14,9 +14,11 @@ import torch
 
 from .._torch import as_stored, constant_in_graphs
 from .._torch_modules import is_alive
+from ..ops._scores_kernels import Samples, forward_fake
 from ._fused import FusedLookups
 from ._graph_owners import owner_of
 from ._read import TableSet, read, weights_gradient
+from ._streamed import Deferred
 from .plan import Ids, LookupPlan
 
 _calls = itertools.count()
@@ -168,3 +170,75 @@ torch.library.register_autograd(
     "torchsparse_rec_nn::current_lookup", _read_registered_backward, setup_context=_read_setup_context, lib=_library
 )
 current_lookup = torch.ops.torchsparse_rec_nn.current_lookup.default
+
+
+# ---- Losses over all rows of a table ---------------------------------------------------------------------------------
+
+_SAMPLES = (
+    "Tensor input, Tensor targets, Tensor? bias, Tensor? weight, Tensor? ids, Tensor? samples, float label_smoothing,"
+    " bool normalize, SymInt? block, int padding"
+)
+_library.define(
+    f"fused_loss(Tensor leaf, {_SAMPLES}, bool recorded, bool training, int owner, int call)"
+    " -> (Tensor losses, Tensor maximum, Tensor sum, Tensor token)"
+)
+_library.define(
+    f"fused_loss_backward(Tensor grad, Tensor leaf, Tensor maximum, Tensor sum, Tensor token, {_SAMPLES}, int owner,"
+    " bool[] wanted) -> (Tensor leaf_grad, Tensor input_grad, Tensor bias_grad)"
+)
+
+
+def _loss(_leaf, input, *rest):
+    *of, recorded, training, number, _call = rest
+    lookups = owner_of(number).readers_of((0,))
+    losses, maximum, total, (before,) = lookups.losses(Samples(input.contiguous(), *of), recorded and training)
+    token = torch.tensor([-1, before])  # the number of the reader, and the table's version
+    if recorded:
+        token[0] = lookups.expect(lookups.tables(), is_alive(token))
+    return losses, maximum, total, token
+
+
+def _loss_fake(_leaf, input, targets, *_):
+    return *forward_fake(input, input, targets), torch.empty(2, dtype=torch.int64)
+
+
+def _loss_backward(grad, leaf, maximum, total, token, input, *rest):
+    *of, owner, wanted = rest
+    (reader, before), of = token.tolist(), Samples(input.contiguous(), *of)
+    with torch.no_grad():
+        loss = Deferred(of, grad, maximum, total)
+        grads = owner_of(owner).readers_of((0,)).finish_loss(None if reader < 0 else reader, [before], loss, wanted)
+    return torch.zeros_like(leaf), *(grad.new_empty(0) if x is None else x for x in grads)
+
+
+def _loss_backward_fake(grad, leaf, maximum, total, token, input, targets, bias, *rest):
+    input_wanted, bias_wanted = rest[-1]
+    return (
+        torch.empty_like(leaf),
+        grad.new_empty(input.shape if input_wanted else 0),
+        bias.new_empty(bias.shape) if bias_wanted and bias is not None else grad.new_empty(0),
+    )
+
+
+def _loss_setup_context(ctx, inputs, output):
+    leaf, input, targets, bias, weight, ids, samples, *ctx.options, _recorded, _training, ctx.owner, _call = inputs
+    _, maximum, total, token = output
+    ctx.mark_non_differentiable(maximum, total, token)
+    ctx.save_for_backward(leaf, maximum, total, token, input, targets, bias, weight, ids, samples)
+
+
+def _loss_registered_backward(ctx, grad, *_):
+    wanted = [ctx.needs_input_grad[1], ctx.needs_input_grad[3]]
+    leaf_grad, *grads = torch.ops.torchsparse_rec_nn.fused_loss_backward.default(
+        grad, *ctx.saved_tensors, *ctx.options, ctx.owner, wanted
+    )
+    input_grad, bias_grad = (x if is_wanted else None for x, is_wanted in zip(grads, wanted, strict=True))
+    return leaf_grad, input_grad, None, bias_grad, *(None,) * 11
+
+
+_implement("fused_loss", _loss, _loss_fake)
+_implement("fused_loss_backward", _loss_backward, _loss_backward_fake)
+torch.library.register_autograd(
+    "torchsparse_rec_nn::fused_loss", _loss_registered_backward, setup_context=_loss_setup_context, lib=_library
+)
+fused_loss = torch.ops.torchsparse_rec_nn.fused_loss.default

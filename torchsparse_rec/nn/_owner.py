@@ -92,8 +92,8 @@ def _flush_untraced(module: TableOwner) -> None:
 # Names of our modules that other packages of the library use. Neither ``dir()`` nor the reference shows them.
 OF_THE_LIBRARY = frozenset(
     "admission all_step all_stepped all_writing auto check_fused cold configured forget_lookups history_ends initial "
-    "inputs_of keep_keys keys look_up_tables lookup_plan output_of places qconfig replacing rows_of saved_tables "
-    "settled stored_weight stored_weights table_rows trains writing".split()
+    "inputs_of keep_keys keys look_up_tables lookup_plan output_of places qconfig readers_of replacing rows_of "
+    "saved_tables settled stored_weight stored_weights table_rows trains writing".split()
 )
 
 
@@ -126,10 +126,15 @@ class FusedOwner(Refusals):
     def check_fused(self) -> None:
         """Raise ``RuntimeError`` if the gradient mode is fused, and a backward could not update the tables."""
         if self._grad_mode == "fused":
-            last = self._last_fused
-            lookups = self._fused_lookups(NO_LOOKUPS, tuple(range(len(self.stored_weights()))))
+            lookups = self.readers_of(tuple(range(len(self.stored_weights()))))
             lookups.check(lookups.tables())
-            self._last_fused = last
+
+    def readers_of(self, tables: tuple[int, ...]) -> FusedLookups:
+        """Return the :class:`FusedLookups` of some tables for others than lookups."""
+        last = self._last_fused
+        lookups = self._fused_lookups(NO_LOOKUPS, tables)
+        self._last_fused = last
+        return lookups
 
     def _fused_lookups(self, plan: LookupPlan, tables: tuple[int, ...]) -> FusedLookups:
         """Return the :class:`FusedLookups` of some tables by a plan, made at the first call."""

@@ -30,6 +30,9 @@ from .plan import NOTHING_MISSED, Held, Ids, LookupPlan, Missed, joined, part_of
 if TYPE_CHECKING:
     from ..tables.steps import Steps
 
+# The gradient that needs the tables as a lookup found them.
+_OF_WEIGHTS = "the gradient of per_sample_weights"
+
 
 def owned_table(weight: Tensor) -> Table:
     """Return the table of a module's parameter, marked as owned: copies of modules have parameters not marked yet."""
@@ -168,9 +171,13 @@ def read(plan: LookupPlan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
     return joined(outputs), joined(winners)
 
 
-def versions(weights: Sequence[Tensor]) -> list[int]:
+def versions(weights: Sequence[Tensor], of: str = _OF_WEIGHTS) -> list[int]:
     """
     Return a number for each table, which every update changes and a flush does not.
+
+    Args:
+        weights: the tables.
+        of: the name of the gradient that needs the tables as they are.
 
     Raises:
         RuntimeError: a table has none, because it was made in inference mode.
@@ -180,7 +187,7 @@ def versions(weights: Sequence[Tensor]) -> list[int]:
             with suppress(RuntimeError):  # the weight is one no longer, but torch counts no versions of it either
                 return [version_of(weight) + _is_to_be_written(table_of(weight)) for weight in weights]
     raise RuntimeError(
-        "the gradient of per_sample_weights needs a weight that was made outside torch.inference_mode(): replace it by "
+        f"{of} needs a weight that was made outside torch.inference_mode(): replace it by "
         "torch.nn.Parameter(weight.clone()), or make or load the module under torch.no_grad()"
     )
 
@@ -207,17 +214,22 @@ def weights_gradient(plan: LookupPlan, tables: TableSet, ids: Ids, grad: Tensor,
     return total
 
 
-def check_unchanged(weights: Sequence[Tensor], before: list[int]) -> None:
+def check_unchanged(weights: Sequence[Tensor], before: Sequence[int], of: str = _OF_WEIGHTS) -> None:
     """
-    Check that the tables have the values that a lookup found.
+    Check that the tables have the values that a forward found.
+
+    Args:
+        weights: the tables.
+        before: what :func:`versions` returned in the forward.
+        of: the name of the gradient that needs these values.
 
     Raises:
-        RuntimeError: a table has been updated since the lookup.
+        RuntimeError: a table has been updated since the forward.
     """
-    if versions(weights) != before:
+    if versions(weights, of) != list(before):
         raise RuntimeError(
-            "the gradient of per_sample_weights needs the tables as they were looked up, but they have been updated "
-            "since: call backward() before the optimizer's step"
+            f"{of} needs the tables as they were looked up, but they have been updated since: call backward() before "
+            "the optimizer's step"
         )
 
 

@@ -128,6 +128,7 @@ class AutoChoice:
         self.announced: Announced | None = None
         self.mode = "dense"
         self.settled = False
+        self.streams = False  # whether a loss over all rows reads the table
 
     def __getstate__(self) -> dict[str, Any]:
         """Return only the estimate: a copy has another parameter, so its optimizer must be announced again."""
@@ -203,10 +204,25 @@ class AutoChoice:
             return self.mode
         if self.announced is not None and self.optimizer(weight) == "torch.SparseAdam":
             return "dense" if self.obstacle(weight) is not None else "sparse"
+        if self.streams and self.may_fuse(weight) and self.obstacle(weight) is None:
+            return "fused"
         # Sizes come first: they cost less than a look at the optimizer, and decide for most tables.
         if not self.lookups or self._is_dense(weight) or self.obstacle(weight) is not None:
             return "dense"
         return "fused" if self.may_fuse(weight) else "sparse"
+
+    def wish_of_loss(self, weight: Tensor) -> str:
+        """
+        Return ``"fused"`` or ``"dense"``, the layout of the gradient that a loss over all rows gives the table.
+
+        Lookups of the table must go the same way. Those of the first step may have gone the dense one already.
+        """
+        first, self.streams = not self.streams, True
+        may = not self.settled and self.may_fuse(weight) and self.obstacle(weight) is None
+        if not may or (first and self.lookups and self.mode != "fused"):
+            return "dense"
+        self.mode = "fused"
+        return "fused"
 
     def _is_dense(self, weight: Tensor) -> bool:
         return is_dense(weight, self.ids / self.lookups, self.may_fuse)
@@ -218,7 +234,8 @@ class AutoChoice:
 
     def stays_dense(self, weight: Tensor) -> bool:
         """Say whether a single table's gradient is dense whatever else changes, and lookups need not be counted."""
-        return self.mode == "dense" and self.frozen and self.announced is None and is_small(weight)
+        settled = self.mode == "dense" and self.frozen and self.announced is None
+        return settled and not self.streams and is_small(weight)
 
     def may_fuse(self, weight: Tensor) -> bool:
         """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""
@@ -246,6 +263,8 @@ class AutoChoice:
     def _why(self, optimizer: str, weight: Tensor) -> str:
         if optimizer == "torch.SparseAdam":
             return "SparseAdam takes sparse gradients only"
+        if self.streams and self.mode == "fused":
+            return "a loss over all rows steps the table in backward, so that its gradient is never there"
         if not self.lookups:
             return "nothing is known of the lookups yet"
         ids = self.ids / self.lookups

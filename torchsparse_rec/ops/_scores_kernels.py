@@ -13,6 +13,7 @@ from .autograd import differentiable, not_differentiable, only_once
 
 __all__ = [
     "Backward",
+    "NO_SECOND_DERIVATIVES",
     "Passes",
     "Samples",
     "backward_fake",
@@ -32,6 +33,8 @@ targets_of = _ops.scores_targets.default
 _BLOCK_SCORES, _BLOCK_ELEMENTS = 1 << 18, 1 << 20
 _LEAST_ROWS = 256
 
+NO_SECOND_DERIVATIVES = "its gradients have no second derivatives: F.cross_entropy of all scores has them"
+
 
 # ---- Passes over the rows --------------------------------------------------------------------------------------------
 
@@ -48,6 +51,7 @@ class Samples(NamedTuple):
     label_smoothing: float
     normalize: bool
     block: int | None
+    padding: int = -1  # a row that is no class; -1: none
 
 
 class Passes:
@@ -58,6 +62,7 @@ class Passes:
         count, self.dim = of.input.shape
         most = min(_BLOCK_SCORES // max(count, 1), _BLOCK_ELEMENTS // max(self.dim, 1))
         self.size = min(of.block or max(_LEAST_ROWS, most // 32 * 32), rows)
+        self.classes = rows - (of.padding >= 0)
         self._scores = of.input.new_empty(count * self.size)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
@@ -82,7 +87,7 @@ class Passes:
         losses = (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64) * (lse - own)
         if shared is not None:
             mean = torch.mv(of.input.double(), shared.row) + shared.bias
-            losses += of.label_smoothing / self.rows * (shared.weight * lse - mean)
+            losses += of.label_smoothing / self.classes * (shared.weight * lse - mean)
         return losses.where(of.targets >= 0, 0).to(of.input.dtype), maximum, total
 
     def units(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -103,6 +108,8 @@ class Passes:
             torch.addmm(of.bias[begin:end].to(out.dtype), of.input, rows.T, out=out)
         if of.ids is not None:
             _ops.scores_exclude_.default(out, of.ids, of.samples, begin)
+        if begin <= of.padding < end:
+            out[:, of.padding - begin] = -torch.inf
         return out
 
 
@@ -112,6 +119,8 @@ class Shared:
     def __init__(self, passes: Passes) -> None:
         of = passes.of
         self._weights = of.input.new_ones(passes.rows) if of.weight is None else of.weight.to(of.input.dtype)
+        if of.padding >= 0:
+            self._weights = self._weights.index_fill(0, of.targets.new_tensor([of.padding]), 0)
         self.row = of.input.new_zeros(passes.dim, dtype=torch.float64)
         self.weight = self._weights.double().sum()
         self.bias = self.row.new_zeros(()) if of.bias is None else of.bias.double() @ self._weights.double()
@@ -132,13 +141,13 @@ class Backward:
         self, passes: Passes, grad: Tensor, maximum: Tensor, total: Tensor, wants_input: bool, wants_bias: bool
     ) -> None:
         of = passes.of
-        self._passes, self._maximum = passes, maximum
+        self._passes, self._maximum, self.size = passes, maximum, passes.size
         grad = grad.double().where(of.targets >= 0, 0)
         own = grad * (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64)
         self._shared, every = None, own
         if of.label_smoothing:
             self._shared = Shared(passes)
-            self._every = grad * (of.label_smoothing / passes.rows)
+            self._every = grad * (of.label_smoothing / passes.classes)
             self._every_sum = self._every.sum()
             self._every_input = self._every.to(of.input.dtype) @ of.input
             every = own + self._every * self._shared.weight
@@ -147,6 +156,10 @@ class Backward:
         self._input_grad = of.input.new_zeros(of.input.shape, dtype=torch.float64) if wants_input else None
         self._part = torch.empty_like(of.input) if wants_input else None
         self._bias_grad = torch.empty_like(of.bias) if wants_bias and of.bias is not None else None
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield the first row of each block, and the first one after it."""
+        return self._passes.blocks()
 
     def block(self, raw: Tensor, begin: int, end: int, rows_grad: Tensor | None) -> None:
         """Do a block's part of the gradients of input and bias; write that of its rows, if it is wanted."""
@@ -195,7 +208,7 @@ def weights_of(targets: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Te
 _library = torch.library.Library("torchsparse_rec_scores", "DEF")
 _SAMPLES = (
     "Tensor input, Tensor rows, Tensor targets, Tensor? bias, Tensor? weight, Tensor? ids, Tensor? samples,"
-    " float label_smoothing, bool normalize, SymInt? block"
+    " float label_smoothing, bool normalize, SymInt? block, int padding"
 )
 _library.define(f"loss({_SAMPLES}) -> (Tensor losses, Tensor maximum, Tensor sum)")
 _library.define(
@@ -267,7 +280,7 @@ def _registered_backward(ctx: Any, grad: Tensor, _maximum: Any, _sum: Any) -> tu
     wanted = [ctx.needs_input_grad[k] for k in (0, 1, 3)]
     grads = _loss_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
     of_input, of_rows, of_bias = (x if is_wanted else None for x, is_wanted in zip(grads, wanted, strict=True))
-    return of_input, of_rows, None, of_bias, *(None,) * 6
+    return of_input, of_rows, None, of_bias, *(None,) * 7
 
 
 for _name, _function, _fake in (
@@ -287,8 +300,6 @@ not_differentiable("scores_targets")
 without_result("scores_exclude_", "scores_lse_", "scores_softmax_")
 _loss_backward = differentiable(
     "torchsparse_rec_scores::loss_backward",
-    *only_once(
-        "linear_cross_entropy", "its gradients have no second derivatives: F.cross_entropy of all scores has them"
-    ),
+    *only_once("linear_cross_entropy", NO_SECOND_DERIVATIVES),
 )
 loss = differentiable("torchsparse_rec_scores::loss", _registered_backward, _setup_context)

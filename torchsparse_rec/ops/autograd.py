@@ -197,17 +197,17 @@ class _Final(torch.autograd.Function):
     """The identity on a gradient that has no derivative: a backward through it raises."""
 
     @staticmethod
-    def forward(ctx, name, gradient, *_):
+    def forward(ctx, refusal, gradient, *_):
         """Return the gradient, which from here on depends on the other tensors."""
-        ctx.name = name
+        ctx.refusal = refusal
         return gradient.detach()
 
     @staticmethod
     def backward(ctx, *_):
         """Raise: the derivative must not be taken for zero."""
-        raise no_second_derivative(ctx.name)
+        raise no_second_derivative(*ctx.refusal)
 
 
-def final(name: str, gradient: Tensor, *of: Tensor) -> Tensor:
+def final(name: str, gradient: Tensor, *of: Tensor, why: str = _OF_BAGS) -> Tensor:
     """Return a gradient, computed without a graph from the tensors ``of``, whose derivative is refused by name."""
-    return _Final.apply(name, gradient, *of) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
+    return _Final.apply((name, why), gradient, *of) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]

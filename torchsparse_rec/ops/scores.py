@@ -6,7 +6,8 @@ Contract: csrc/scores.h. Kernels: csrc/cpu/scores.cpp, csrc/cuda/scores.cu. Prod
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -78,23 +79,68 @@ def linear_cross_entropy(
         >>> linear_cross_entropy(2 * rows[:2], rows, torch.tensor([0, 2]), reduction="none")
         tensor([0.2395, 2.2395])
     """
-    _check_options(reduction, label_smoothing, temperature, excluded, block)
-    _check_inputs(input, linear_weight, target, linear_bias, weight)
-    rows, dtype = linear_weight.shape[0], _wide(input.dtype)
+    options = Options(weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block)
+    return cross_entropy("linear_cross_entropy", input, linear_weight, target, linear_bias, options)
+
+
+class Options(NamedTuple):
+    """The options of a loss over rows, which those of :func:`linear_cross_entropy` are."""
+
+    weight: Tensor | None
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    temperature: float
+    normalize: bool
+    excluded: JaggedTensor | Tensor | None
+    block: int | None
+
+
+def cross_entropy(
+    function: str,
+    input: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: Options,
+    *,
+    names: tuple[str, str] = ("linear_weight", "linear_bias"),
+    padding: int = -1,
+    losses_of: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """
+    Return what :func:`linear_cross_entropy` does.
+
+    Args:
+        function: the name of the caller, with which errors begin.
+        input: the samples.
+        rows: the rows. Where ``losses_of`` is given, only their shape, dtype and device count.
+        target: the targets.
+        bias: the biases.
+        options: all other arguments.
+        names: those of ``rows`` and ``bias`` in errors.
+        padding: a row that is no class, and as a target counts as ignored; -1: none.
+        losses_of: a function that returns the loss of each sample, given what ``Samples`` is made of. Default: the
+            operator, by ``rows``.
+    """
+    weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block = options
+    _check_options(function, reduction, label_smoothing, temperature, excluded, block)
+    _check_inputs(function, names, input, rows, target, bias, weight)
+    classes, dtype = rows.shape[0], _wide(input.dtype)
     samples = input.reshape(target.numel(), input.shape[-1]).to(dtype)
     if normalize:
         samples = F.normalize(samples, eps=1e-12)
-    targets = targets_of(target.reshape(-1), rows, ignore_index, False)
-    left_out = _left_out(excluded, targets, rows)
-    scaled = samples / temperature
-    losses, _, _ = loss(
-        scaled, linear_weight, targets, linear_bias, weight, *left_out, label_smoothing, normalize, block
-    )
+    targets = targets_of(target.reshape(-1), classes, ignore_index, False)
+    if padding >= 0:
+        targets = targets.where(targets != padding, -1)
+    left_out = _left_out(function, excluded, targets, classes)
+    of = samples / temperature, targets, bias, weight, *left_out, label_smoothing, normalize, block, padding
+    losses = loss(of[0], rows, *of[1:])[0] if losses_of is None else losses_of(*of)
     if reduction == "none":
-        return losses.reshape(target.shape)
+        return losses.reshape(target.shape)  # type: ignore[no-any-return]
     if reduction == "sum":
-        return losses.sum()
-    return losses.sum() / weights_of(targets, weight, dtype).sum()
+        return losses.sum()  # type: ignore[no-any-return]
+    return losses.sum() / weights_of(targets, weight, dtype).sum()  # type: ignore[no-any-return]
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
@@ -106,13 +152,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _check_options(
+    name: str,
     reduction: str,
     label_smoothing: float,
     temperature: float,
     excluded: JaggedTensor | Tensor | None,
     block: int | None,
 ) -> None:
-    name = "linear_cross_entropy"
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{name}: reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if not 0 <= label_smoothing <= 1:
@@ -128,10 +174,18 @@ def _check_options(
         raise ValueError(f"{name}: block must be at least 1 row, got {block}")
 
 
-def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | None, weight: Tensor | None) -> None:
-    name = "linear_cross_entropy"
-    of_rows = {argument: x for argument, x in (("linear_bias", bias), ("weight", weight)) if x is not None}
-    given = {"input": input, "linear_weight": rows, "target": target, **of_rows}
+def _check_inputs(
+    name: str,
+    names: tuple[str, str],
+    input: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+) -> None:
+    rows_name, bias_name = names
+    of_rows = {argument: x for argument, x in ((bias_name, bias), ("weight", weight)) if x is not None}
+    given = {"input": input, rows_name: rows, "target": target, **of_rows}
     for argument, x in given.items():
         check_tensor(name, argument, x)
     if input.dim() == 0 or not input.is_floating_point():
@@ -140,11 +194,11 @@ def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | No
     floats = " or ".join(str(dtype) for dtype in dtypes)
     if rows.dim() != 2 or rows.shape[1] != input.shape[-1] or rows.dtype not in dtypes:
         raise ValueError(
-            f"{name}: linear_weight must be [V, {input.shape[-1]}] of {floats}, as input is {input.dtype}, got "
+            f"{name}: {rows_name} must be [V, {input.shape[-1]}] of {floats}, as input is {input.dtype}, got "
             f"{rows.dtype} of shape {tuple(rows.shape)}"
         )
     if rows.shape[0] == 0:
-        raise ValueError(f"{name}: linear_weight must have at least one row, got shape {tuple(rows.shape)}")
+        raise ValueError(f"{name}: {rows_name} must have at least one row, got shape {tuple(rows.shape)}")
     if target.shape != input.shape[:-1] or target.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{name}: target must be int32 or int64 of shape {tuple(input.shape[:-1])}, a class for each sample, "
@@ -153,7 +207,7 @@ def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | No
     for argument, x in of_rows.items():
         if x.shape != rows.shape[:1] or x.dtype not in dtypes:
             raise ValueError(
-                f"{name}: {argument} must be [{rows.shape[0]}] of {floats}, a number for each row of linear_weight, "
+                f"{name}: {argument} must be [{rows.shape[0]}] of {floats}, a number for each row of {rows_name}, "
                 f"got {x.dtype} of shape {tuple(x.shape)}"
             )
     for argument, x in given.items():
@@ -164,7 +218,7 @@ def _check_inputs(input: Tensor, rows: Tensor, target: Tensor, bias: Tensor | No
 
 
 def _left_out(
-    excluded: JaggedTensor | Tensor | None, targets: Tensor, rows: int
+    name: str, excluded: JaggedTensor | Tensor | None, targets: Tensor, rows: int
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Return what is excluded, as class and sample, by class; -1 in place of a sample's own target."""
     if excluded is None:
@@ -175,13 +229,13 @@ def _left_out(
         fits, shape = lengths.shape[0] == count, f"{lengths.shape[0]} rows"
         samples = torch.repeat_interleave(lengths.long(), output_size=ids.shape[0])
     else:
-        check_tensor("linear_cross_entropy", "excluded", excluded)
+        check_tensor(name, "excluded", excluded)
         ids, shape = excluded, f"shape {tuple(excluded.shape)}"
         fits = ids.dim() == 2 and ids.shape[0] == count
         samples = torch.arange(count, device=ids.device).repeat_interleave(ids.shape[-1] if fits else 0)
     if not fits or ids.dtype not in (torch.int32, torch.int64) or ids.device != targets.device:
         raise ValueError(
-            f"linear_cross_entropy: excluded must have a row of int32 or int64 ids for each of {count} samples, on "
+            f"{name}: excluded must have a row of int32 or int64 ids for each of {count} samples, on "
             f"{targets.device}, got {ids.dtype} of {shape} on {ids.device}"
         )
     ids = targets_of(ids.reshape(-1), rows, -1, True)

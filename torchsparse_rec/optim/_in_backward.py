@@ -68,8 +68,8 @@ class InBackward(Checkpoints):
                     raise already_written(f"{type(self).__name__}: a hyperparameter has changed before step()")
             if any_grad(done.parameters):
                 raise already_written(
-                    f"{type(self).__name__}: a table has a .grad from something other than its lookups (tied weights, "
-                    "a penalty on weight)"
+                    f"{type(self).__name__}: a table has a .grad from something other than its lookups and "
+                    "nn.table_cross_entropy (tied weights, a penalty on weight)"
                 )
             lists[id(done.parameters)] = done.parameters
         self._reached = {**self._reached, **lists}

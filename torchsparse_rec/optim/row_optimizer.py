@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untraced
 from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
 from ..tables.clock import Clock
-from ..tables.gradients import StepGroup, gradient_of, update
+from ..tables.gradients import StepGroup, gradient_of, update, update_blocks
 from ..tables.stale import can_be_stale, mark_stale, mark_stepped
 from ..tables.steps import ALL_ROWS, ITS_ROWS, LATER, ClockKind
 from ..tables.table import (
@@ -195,6 +195,14 @@ class RowOptimizer(Groups):
                         self.end_step(group)  # now: should another group's update raise, this one has had its step
         finally:
             set_grad_enabled(records)
+
+    def step_blocks(self, parameter: Tensor, blocks: Iterable[tuple[int, Tensor]]) -> None:
+        """Step a table in a backward, with the gradient of all its rows in blocks; see :func:`update_blocks`."""
+        with writing([parameter]):
+            for group in self.begin_step([parameter], in_backward=True):
+                with group.clock:
+                    update_blocks(group, blocks)
+                    self.end_step(group)
 
     def begin_step(self, parameters: list[Tensor], in_backward: bool = False) -> list[StepGroup]:
         """

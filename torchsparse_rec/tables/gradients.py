@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..ops import row_optimizer as row_optimizer  # registers the operator
 from .clock import Clock
 from .table import Gradient, accumulator_dtype, table_of, writable
 
-__all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
+__all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update", "update_blocks"]
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +143,29 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
             _update(group, gradients)
         else:
             _update(group.part(members), [gradients[k] for k in members])
+
+
+def update_blocks(group: StepGroup, blocks: Iterable[tuple[int, Tensor]]) -> None:
+    """Step a group's only table with a gradient of all rows, in blocks: the number of its first row, and its values."""
+    if not group.writable:
+        with writable(group.weights, [True]) as copies:
+            update_blocks(replace(group, weights=copies, writable=True), blocks)
+        return
+    group = replace(group, whole=[])
+    for begin, values in blocks:
+        end = begin + values.shape[0]
+        if not group.all_rows:  # by their numbers: rows whose gradient is zero count as in a sparse gradient
+            _update(group, [Gradient(torch.arange(begin, end, device=values.device), values)])
+            continue
+        block = replace(
+            group,
+            weights=[group.weights[0][begin:end]],
+            states=[state[begin:end] for state in group.states],
+            # Rounding by chance draws by seed and row, and the rows of each block begin at 0.
+            rounding_seeds=[seed + (begin << 32) for seed in group.rounding_seeds],
+        )
+        _update(block, [Gradient(None, values)])
+    _mark_fresh(group.parameters[0], group.step)
 
 
 def _update(group: StepGroup, gradients: list[Gradient]) -> None:

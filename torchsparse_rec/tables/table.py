@@ -102,7 +102,8 @@ class Collected(NamedTuple):
     """The parts of a table's gradient that one backward, named by its number, has brought; its end applies them."""
 
     backward: int
-    parts: list[Gradient]
+    parts: list[Gradient | Any]
+    """Gradients of lookups, and losses over all rows, whose gradient is made block by block (``nn/_streamed.py``)."""
 
 
 class StepListener(Protocol):
@@ -291,19 +292,19 @@ class Table:
         """Say whether this backward has brought gradients by which the table has not been updated yet."""
         return self.collected is not None and self.collected.backward == backward
 
-    def collect(self, backward: int, gradient: Gradient) -> bool:
-        """Keep a gradient that a backward has brought; return False if one of another backward is still kept."""
+    def collect(self, backward: int, part: Gradient | Any) -> bool:
+        """Keep what a backward has brought; return False if something of another backward is still kept."""
         if self.collected is None:
             self.collected = Collected(backward, [])
             key = id(self)
             collecting[key] = weakref.ref(self, lambda _: collecting.pop(key, None))
         if self.collected.backward != backward:
             return False
-        self.collected.parts.append(gradient)
+        self.collected.parts.append(part)
         return True
 
-    def take_collected(self) -> list[Gradient]:
-        """Return the gradients that a backward has brought, and keep them no longer."""
+    def take_collected(self) -> list[Gradient | Any]:
+        """Return what a backward has brought, and keep it no longer."""
         collected, self.collected = self.collected, None
         collecting.pop(id(self), None)
         return collected.parts if collected is not None else []

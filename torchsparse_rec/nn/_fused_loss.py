@@ -1,0 +1,53 @@
+"""Losses over all rows of a fused table, of eager calls: autograd sees a leaf in the place of the table."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import set_grad_enabled
+from ..ops._scores_kernels import NO_SECOND_DERIVATIVES, Samples
+from ..ops.autograd import final
+from ._fused import FusedLookups
+from ._streamed import Deferred
+
+__all__ = ["fused_losses"]
+
+
+def fused_losses(lookups: FusedLookups, of: tuple, training: bool) -> Tensor:
+    """Return the loss of each sample of :class:`Samples`, whose backward updates the table."""
+    return _FusedLoss.apply(lookups.leaf, *of, lookups, training)  # type: ignore[no-any-return]
+
+
+class _FusedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, leaf, *rest):
+        *of, ctx.lookups, training = rest
+        of = Samples(of[0].contiguous(), *of[1:])
+        losses, maximum, total, ctx.before = ctx.lookups.losses(of, training)
+        # The context lives as long as the backward can come.
+        ctx.number = ctx.lookups.expect(ctx.lookups.tables(), weakref.ref(ctx))
+        *tensors, ctx.label_smoothing, ctx.normalize, ctx.block, ctx.padding = of
+        ctx.save_for_backward(*tensors, maximum, total)
+        return losses
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Update the table, and return the gradients of input and bias, which have no derivatives."""
+        *tensors, maximum, total = ctx.saved_tensors
+        of = Samples(*tensors, ctx.label_smoothing, ctx.normalize, ctx.block, ctx.padding)
+        wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+        records = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            number = ctx.number if ctx.lookups.is_wanted() else None
+            grads: Any = ctx.lookups.finish_loss(number, ctx.before, Deferred(of, grad, maximum, total), wanted)
+        finally:
+            set_grad_enabled(records)
+        refusal = partial(final, "table_cross_entropy", why=NO_SECOND_DERIVATIVES)
+        of_input, of_bias = (x if x is None else refusal(x, grad, of.input) for x in grads)
+        return None, of_input, None, of_bias, *(None,) * 9

@@ -1,0 +1,212 @@
+"""Losses over all rows of a table: the scores of all rows are never there, nor, if the table is fused, its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .._torch import as_stored
+from ..jagged import JaggedTensor
+from ..jagged.checks import type_name
+from ..ops.scores import Options, cross_entropy
+from ..tables.stale import are_trained
+from ..tables.table import table_if_any
+from ._fused_graph import fused_loss, number_of_call
+from ._fused_loss import fused_losses
+from ._refusals import check_export, check_shards
+from .grad_mode import GradModeMixin
+
+__all__ = ["TableCrossEntropyLoss", "table_cross_entropy"]
+
+
+def table_cross_entropy(
+    input: Tensor,
+    table: torch.nn.Module | Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    temperature: float = 1.0,
+    normalize: bool = False,
+    excluded: JaggedTensor | Tensor | None = None,
+    block: int | None = None,
+) -> Tensor:
+    """
+    Return the cross entropy of each target among all rows of a table, without ever holding all scores.
+
+    The loss is ``F.cross_entropy(input @ table.weight.T + bias, target)``. A table may be looked up as well (tied
+    weights). What its gradient is, ``grad_mode`` says:
+
+    * ``"dense"``, None and ``"sparse"``: strided, as every row has a gradient.
+    * ``"fused"``: it is never there. Backward steps each block of rows as it has the block's gradient. Where lookups or
+      other losses of the same backward reach the table, it steps all rows once when the backward ends.
+    * ``"auto"``: as ``"fused"`` if the optimizer has ``in_backward=True``, else as ``"dense"``.
+
+    Args:
+        input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
+        table: an ``Embedding`` or ``EmbeddingBag`` of this library or of torch, or a tensor ``[V, D]``. A module's
+            ``padding_idx`` is no candidate, and as a target is ignored.
+        target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``.
+        bias: ``[V]``, added to the scores.
+        weight: ``[V]``, the weights of the classes, without a gradient.
+        ignore_index: the target of samples that are left out.
+        reduction: ``"mean"`` (default), which divides by the sum of the targets' weights, ``"sum"`` or ``"none"``.
+        label_smoothing: the part of a target that all classes share alike, in ``[0, 1]``, and 0 where classes are
+            excluded. Default 0.
+        temperature: the number above 0 that products are divided by, before the bias is added. Default 1.
+        normalize: whether samples and rows are divided by their Euclidean norms, of at least 1e-12. Default False.
+        excluded: the rows that do not count for a sample: a ``JaggedTensor`` of N rows of ids, or ``[N, E]`` int64
+            filled up with -1. A sample's target always counts.
+        block: the number of rows that are read at a time. The default gives 1 MB of scores, and at least 256 rows.
+
+    Returns:
+        A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64.
+
+    Raises:
+        IndexError: a target or an excluded row out of range, named with its position.
+        RuntimeError: ``weight`` that requires a gradient. In ``"fused"`` as for lookups: no optimizer with
+            ``in_backward=True`` holds the table, or it has a ``.grad`` or a hook. Also a table that was updated
+            between the loss and its backward.
+        TypeError: an argument of another type: a collection, or a table that grows.
+        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks.
+
+    Differentiable in ``input``, ``bias`` and a table that is not fused, once. Products are torch's: a sample's last
+    bits may depend on its batch.
+
+    Source: ``torch.nn.functional.cross_entropy``, ``torch.nn.functional.linear_cross_entropy``.
+
+    Example:
+        >>> from torchsparse_rec.nn import Embedding
+        >>> items = Embedding.from_pretrained(torch.eye(3))
+        >>> table_cross_entropy(2 * torch.eye(3)[:2], items, torch.tensor([0, 2]), reduction="none")
+        tensor([0.2395, 2.2395])
+    """
+    options = Options(weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block)
+    if isinstance(table, GradModeMixin):
+        rows, losses_of = _of_module(table)
+    elif isinstance(table, Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag):
+        rows, losses_of = table if isinstance(table, Tensor) else table.weight, None
+    else:
+        raise TypeError(
+            f"{_NAME}: table must be an Embedding, an EmbeddingBag or a tensor, got {type_name(table)}: for other "
+            "tables there is nn.sampled_softmax_loss"
+        )
+    padding = None if isinstance(table, Tensor) else table.padding_idx
+    return cross_entropy(
+        _NAME,
+        input,
+        rows,
+        target,
+        bias,
+        options,
+        names=("table", "bias"),
+        padding=-1 if padding is None else padding,
+        losses_of=losses_of,
+    )
+
+
+class TableCrossEntropyLoss(torch.nn.Module):
+    """
+    :func:`table_cross_entropy` as a module, which holds its options but no table.
+
+    Args:
+        weight: ``[V]``, the weights of the classes.
+        ignore_index: the argument of :func:`table_cross_entropy`, as are all that follow.
+        reduction: the argument of the function.
+        label_smoothing: the argument of the function.
+        temperature: the argument of the function.
+        normalize: the argument of the function.
+        block: the argument of the function.
+
+    Example:
+        >>> from torchsparse_rec.nn import Embedding
+        >>> loss = TableCrossEntropyLoss(temperature=0.5)
+        >>> loss(torch.eye(3)[:2], Embedding.from_pretrained(torch.eye(3)), torch.tensor([0, 2]))
+        tensor(1.2395)
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        label_smoothing: float = 0.0,
+        temperature: float = 1.0,
+        normalize: bool = False,
+        block: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.temperature, self.normalize, self.block = temperature, normalize, block
+
+    def forward(
+        self,
+        input: Tensor,
+        table: torch.nn.Module | Tensor,
+        target: Tensor,
+        *,
+        bias: Tensor | None = None,
+        excluded: JaggedTensor | Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss; see :func:`table_cross_entropy`."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS}
+        return table_cross_entropy(input, table, target, bias=bias, excluded=excluded, **options)
+
+    def extra_repr(self) -> str:
+        """Return the options, but for the weights."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in _OPTIONS if name != "weight")
+
+
+_NAME = "table_cross_entropy"
+_OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing", "temperature", "normalize", "block")
+
+
+def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
+    """Return a table, and how the loss of each sample is made; None: of the rows, which are then up to date."""
+    stored = module.stored_weight()
+    with as_stored():
+        table = table_if_any(stored)
+        if table is not None and (table.part is not None or table.growing is not None):
+            raise ValueError(
+                f"{_NAME}: table must be whole in this process, got a part of a table over ranks: "
+                "nn.sampled_softmax_loss takes it"
+            )
+        kind = _kind(module, stored)
+        wanted = torch.is_grad_enabled() and stored.requires_grad
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        # A table that has a dense gradient has no stale rows. A sparse one is flushed, outside of the graph.
+        sparse = module._grad_mode == "sparse" or (module._grad_mode is None and module._sparse)
+        if kind == "fused" or (module._may_be_stale() and not wanted):
+            module._refuse_tracing()
+            how = kind == "fused", module.training, module._number, number_of_call()
+            return stored, lambda *of: fused_loss(module._leaf, *of, *how)[0]
+        return module.weight if sparse else stored, None
+    if kind == "dense":
+        return module.weight, None
+    module._refuse_tracing()
+    return stored, lambda *of: fused_losses(module.readers_of((0,)), of, module.training)
+
+
+def _kind(module: GradModeMixin, weight: Tensor) -> str:
+    """Return the layout of the gradient that a loss gives a module's table: dense or fused."""
+    mode = module._grad_mode
+    if torch.compiler.is_exporting():
+        check_export(module, mode or "dense")
+        return "dense"
+    if not torch.is_grad_enabled() or mode not in ("fused", "auto") or not are_trained([weight]):
+        return "dense"
+    kind = "fused"
+    if mode == "auto":
+        kind = module._auto.mode if torch.compiler.is_compiling() else module._auto.wish_of_loss(weight)
+    kind = "fused" if kind == "fused" else "dense"
+    check_shards(module, [kind])
+    return kind
