@@ -87,16 +87,17 @@ def table_cross_entropy(
         tensor([0.2395, 2.2395])
     """
     options = Options(weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block)
-    if isinstance(table, GradModeMixin):
-        rows, losses_of = _of_module(table)
-    elif isinstance(table, Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag):
-        rows, losses_of = table if isinstance(table, Tensor) else table.weight, None
+    padding, losses_of = None, None
+    if isinstance(table, Tensor):
+        rows = table
+    elif isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        padding = table.padding_idx
+        rows, losses_of = _of_module(table) if isinstance(table, GradModeMixin) else (table.weight, None)
     else:
         raise TypeError(
             f"{_NAME}: table must be an Embedding, an EmbeddingBag or a tensor, got {type_name(table)}: for other "
             "tables there is nn.sampled_softmax_loss"
         )
-    padding = None if isinstance(table, Tensor) else table.padding_idx
     return cross_entropy(
         _NAME,
         input,
@@ -175,7 +176,7 @@ def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
     stored = module.stored_weight()
     with as_stored():
         table = table_if_any(stored)
-        if table is not None and (table.part is not None or table.growing is not None):
+        if table is not None and table.part is not None:
             raise ValueError(
                 f"{_NAME}: table must be whole in this process, got a part of a table over ranks: "
                 "nn.sampled_softmax_loss takes it"
