@@ -128,6 +128,33 @@ def test_a_module_that_is_gone_before_the_backward() -> None:
     torch.testing.assert_close(weight.detach(), theirs.detach() - 0.1 * theirs.grad)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_zeros_in_the_place_of_gradients_outlive_the_optimizer(leaves: bool) -> None:
+    """A gradient of zeros is the parameter's: momentum moves the table in the steps of whoever holds it."""
+    model, reference = pair()
+    batch = draw(torch.Generator().manual_seed(1))
+    for side, of_torch in ((model, False), (reference, True)):
+        make = partial(torch.optim.SGD if of_torch else optim.SGD, lr=0.1, momentum=0.9)
+        options = {} if of_torch else {"in_backward": True}
+        weight = side.table.weight if of_torch else stored(side)
+        optimizer = make(side.parameters(), **options)
+        if leaves:  # its backward then steps nothing, but would leave a gradient
+            optimizer.param_groups[0]["params"] = [p for p in side.parameters() if p is not weight]
+        loss_of(side, batch).backward()
+        optimizer.step()
+        if leaves:
+            optimizer.add_param_group({"params": [weight]})
+        optimizer.zero_grad(set_to_none=False)
+        state, optimizer = optimizer.state_dict(), make(side.parameters(), weight_decay=0.5, **options)
+        if not leaves:
+            state["param_groups"][0]["weight_decay"] = 0.5
+            optimizer.load_state_dict(state)
+        weight.requires_grad_(False)
+        loss_of(side, batch).backward()
+        optimizer.step()
+    assert_same(model, reference)
+
+
 def test_a_model_without_optimizer_can_be_read() -> None:
     model, reference = pair()
     ids = draw(torch.Generator().manual_seed(1))[0]

@@ -36,7 +36,7 @@ from .._torch import (
     set_grad_enabled,
 )
 from .._torch_modules import gradient_hooks, is_in_ddp
-from ..ops._scores_kernels import Passes, Samples, forward_of
+from ..ops._scores_kernels import Passes, Samples
 from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
@@ -51,7 +51,7 @@ from ..tables.table import (
 from ._graph_owners import Owner
 from ._prepared import Prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
-from ._streamed import Deferred, blocks
+from ._streamed import Deferred, blocks, lock_of, rows_of
 from .gradients import have_hooks
 from .plan import Ids, LookupPlan
 
@@ -255,21 +255,19 @@ class FusedLookups:
                 tables = TableSet(here)
                 for optimizer, parameters in self.by_optimizer(tables, [True] * len(here)):
                     gradients, streamed = [], []
-                    for parameter in parameters:
-                        parts = table_of(parameter).take_collected()
+                    for p in parameters:
+                        parts = table_of(p).take_collected()
                         losses = [part for part in parts if isinstance(part, Deferred)]
-                        parts = [part for part in parts if not isinstance(part, Deferred)]
-                        gradient = merged(parts, parameter.shape[0]) if parts else None
                         if losses:
-                            streamed.append((parameter, losses, gradient))
+                            streamed.append((p, losses, [part for part in parts if not isinstance(part, Deferred)]))
                         else:
-                            gradients.append((parameter, gradient))
+                            gradients.append((p, merged(parts, p.shape[0])))
                     optimizer.step_tables(gradients, in_backward=True)
-                    for parameter, losses, gradient in streamed:
-                        rows = table_of(parameter).weight()
-                        with torch.autocast(rows.device.type, enabled=False):
-                            passes = [loss.backward(rows.shape[0]) for loss in losses]
-                            optimizer.step_blocks(parameter, blocks(passes, rows, gradient))
+                    for p, losses, parts in streamed:
+                        with torch.autocast(p.device.type, enabled=False):
+                            passes = [loss.backward(p.shape[0]) for loss in losses]
+                            added = merged(parts, p.shape[0]) if parts else None
+                            optimizer.step_blocks(p, blocks(passes, table_of(p), added))
 
     # ---- Losses over all rows of the only table ----------------------------------------------------------------------
 
@@ -280,9 +278,9 @@ class FusedLookups:
             if training:
                 self.check(tables)
             (table,) = tables.tables
-            table.flush()  # every row is read now, and stepped by the backward
-            rows = table.weight()
-            return *forward_of(Passes(of, rows.shape[0]), rows), versions(tables.weights, _OF_LOSS)
+            with lock_of(table), torch.autocast(of.input.device.type, enabled=False):
+                made = Passes(of, table.num_embeddings).forward(rows_of(table))
+            return *made, versions(tables.weights, _OF_LOSS)
 
     def finish_loss(
         self, number: int | None, before: Sequence[int], loss: Deferred, wanted: Sequence[bool]
@@ -302,26 +300,24 @@ class FusedLookups:
         with _lock, as_stored(), torch.autocast(loss.grad.device.type, enabled=False):
             tables = self.tables()
             (weight,), (table,) = tables.weights, tables.tables
-            steps, alone = (False,), (False,)
+            steps = alone = False
             if number is not None:
-                steps, alone = self._turn(number, tables)
-            if any(steps):
+                (steps,), (alone,) = self._turn(number, tables)
+            if steps:
                 ((optimizer, _),) = self.by_optimizer(tables, [True])
                 if optimizer.has_stepped([weight]):
                     raise RuntimeError(SECOND_BACKWARD)
             check_unchanged([weight], before, _OF_LOSS)
-            rows = table.weight()
-            passes = loss.backward(rows.shape[0], *wanted)
-            if any(alone):
-                made = blocks([passes], rows)
-                optimizer.step_blocks(weight, made)
-                for _ in made:  # where no group of the optimizer lists the table
-                    pass
-            else:
+            passes = loss.backward(table.num_embeddings, *wanted)
+            if alone and optimizer.holds(weight):
+                optimizer.step_blocks(weight, blocks([passes], table))
+                return passes.gradients()
+            with lock_of(table):
+                read = rows_of(table)
                 for begin, end in passes.blocks():
-                    passes.block(rows[begin:end], begin, end, None)
-                if any(steps):
-                    self._await_end([weight], [loss])
+                    passes.block(read(begin, end), begin, end, None)
+            if steps:
+                self._await_end([weight], [loss])
         return passes.gradients()
 
 

@@ -203,10 +203,10 @@ def _loss_fake(_leaf, input, targets, *_):
 
 
 def _loss_backward(grad, leaf, maximum, total, token, input, *rest):
-    *of, owner, wanted = rest
-    (reader, before), of = token.tolist(), Samples(input.contiguous(), *of)
+    *options, owner, wanted = rest
+    reader, before = token.tolist()
+    loss = Deferred(Samples(input.contiguous(), *options), grad, maximum, total)
     with torch.no_grad():
-        loss = Deferred(of, grad, maximum, total)
         grads = owner_of(owner).readers_of((0,)).finish_loss(None if reader < 0 else reader, [before], loss, wanted)
     return torch.zeros_like(leaf), *(grad.new_empty(0) if x is None else x for x in grads)
 

@@ -26,20 +26,20 @@ def fused_losses(lookups: FusedLookups, of: tuple, training: bool) -> Tensor:
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf, *rest):
-        *of, ctx.lookups, training = rest
-        of = Samples(of[0].contiguous(), *of[1:])
+        input, *options, ctx.lookups, training = rest
+        of = Samples(input.contiguous(), *options)
         losses, maximum, total, ctx.before = ctx.lookups.losses(of, training)
         # The context lives as long as the backward can come.
         ctx.number = ctx.lookups.expect(ctx.lookups.tables(), weakref.ref(ctx))
-        *tensors, ctx.label_smoothing, ctx.normalize, ctx.block, ctx.padding = of
-        ctx.save_for_backward(*tensors, maximum, total)
+        ctx.options = of[6:]
+        ctx.save_for_backward(*of[:6], maximum, total)
         return losses
 
     @staticmethod
     def backward(ctx, grad):
         """Update the table, and return the gradients of input and bias, which have no derivatives."""
         *tensors, maximum, total = ctx.saved_tensors
-        of = Samples(*tensors, ctx.label_smoothing, ctx.normalize, ctx.block, ctx.padding)
+        of = Samples(*tensors, *ctx.options)
         wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
         records = torch.is_grad_enabled()
         set_grad_enabled(False)

@@ -6,16 +6,19 @@ Backwards step each block when it is asked for, together with what lookups of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops._scores_kernels import Backward, Passes, Samples
-from ..tables.table import Gradient, accumulator_dtype
+from ..tables.table import Gradient, Table, accumulator_dtype
 
-__all__ = ["Deferred", "blocks"]
+__all__ = ["Deferred", "blocks", "lock_of", "rows_of"]
+
+_ops = torch.ops.torchsparse_rec
 
 
 class Deferred(NamedTuple):
@@ -32,7 +35,29 @@ class Deferred(NamedTuple):
         return Backward(passes, self.grad, self.maximum, self.total, wants_input, wants_bias)
 
 
-def blocks(losses: Sequence[Backward], rows: Tensor, added: Gradient | None = None) -> Iterator[tuple[int, Tensor]]:
+def lock_of(table: Table) -> AbstractContextManager:
+    """Return the lock to hold while :func:`rows_of` is used: other threads may flush the rows."""
+    return nullcontext() if table.rows is None else table.rows.clock.lock
+
+
+def rows_of(table: Table) -> Callable[[int, int], Tensor]:
+    """Return a function that returns a block of rows, those that are stale in a copy that is up to date."""
+    stored, states = table.weight(), table.rows
+    if states is None or not table.is_stale():
+        return lambda begin, end: stored[begin:end]
+    clock = states.clock
+    steps = clock.rule, clock.hyperparameters, clock.step, clock.base
+
+    def current(begin: int, end: int) -> Tensor:
+        rows = torch.arange(begin, end, device=stored.device)
+        return _ops.row_optimizer_current.default(  # type: ignore[no-any-return]
+            stored, states.states, states.last_step, clock.history, rows, *steps
+        )
+
+    return current
+
+
+def blocks(losses: Sequence[Backward], table: Table, added: Gradient | None = None) -> Iterator[tuple[int, Tensor]]:
     """
     Yield blocks of the rows' gradient: the number of its first row, and its values, which the next block overwrites.
 
@@ -40,21 +65,23 @@ def blocks(losses: Sequence[Backward], rows: Tensor, added: Gradient | None = No
 
     Args:
         losses: the losses that the gradient is of. Each makes its other gradients as well.
-        rows: the table, ``[V, D]``.
+        table: the table.
         added: the sum of what lookups have brought.
     """
-    size, count = min(loss.size for loss in losses), rows.shape[0]
-    sums, part = rows.new_empty(2, size, rows.shape[1], dtype=accumulator_dtype(rows.dtype))
+    stored, read = table.weight(), rows_of(table)
+    size, count = min(loss.size for loss in losses), stored.shape[0]
+    sums, part = stored.new_empty(2, size, stored.shape[1], dtype=accumulator_dtype(stored.dtype))
     begins, bounds = range(0, count, size), [0]
-    if added is not None and added.rows is not None:
+    if added is not None:
+        assert added.rows is not None
         # On CUDA this waits for the device: the blocks' shares of the lookups' rows have sizes of their own.
-        bounds += torch.searchsorted(added.rows, torch.arange(size, count + size, size, device=rows.device)).tolist()
+        bounds += torch.searchsorted(added.rows, torch.arange(size, count + size, size, device=stored.device)).tolist()
     for number, begin in enumerate(begins):
         end = min(begin + size, count)
-        grad = sums[: end - begin]
-        losses[0].block(rows[begin:end], begin, end, grad)
+        grad, rows = sums[: end - begin], read(begin, end)
+        losses[0].block(rows, begin, end, grad)
         for loss in losses[1:]:
-            loss.block(rows[begin:end], begin, end, part[: end - begin])
+            loss.block(rows, begin, end, part[: end - begin])
             grad += part[: end - begin]
         if added is not None and added.rows is not None:
             its = slice(bounds[number], bounds[number + 1])

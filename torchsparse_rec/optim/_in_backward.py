@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .._torch import as_stored, grad_of, set_grad
-from ..tables.table import SECOND_BACKWARD, Gradient, any_grad, collecting, forget_collected, no_gradient
+from ..tables.table import (
+    SECOND_BACKWARD,
+    Gradient,
+    any_grad,
+    collecting,
+    forget_collected,
+    no_gradient,
+    reached,
+    zeroed,
+)
 from ._checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -35,10 +44,6 @@ class InBackward(Checkpoints):
     _rule_of: Callable[[dict[str, Any]], Rule]
     _see_groups: Callable[[], None]
     _stepped: list[StepGroup]
-    # Parameters that backwards have stepped since gradients were last set to None, in lists by their ids: in every
-    # other mode they would have a gradient now. And parameters to which zero_grad(set_to_none=False) has given zeros.
-    _reached: dict[int, list[Tensor]] = {}
-    _zeros: list[Tensor] = []
 
     def _check_first_backward(self, clocks: Iterable[Clock]) -> None:
         """Raise ``RuntimeError`` if a backward has stepped tables of one of the clocks since the last step."""
@@ -58,7 +63,6 @@ class InBackward(Checkpoints):
             forget_collected(self._all_parameters())
         self._see_groups()
         stepped, self._stepped = self._stepped, []
-        lists = {}
         for done in stepped:
             group = done.options
             rule = self._rule_of(group)
@@ -71,12 +75,13 @@ class InBackward(Checkpoints):
                     f"{type(self).__name__}: a table has a .grad from something other than its lookups and "
                     "nn.table_cross_entropy (tied weights, a penalty on weight)"
                 )
-            lists[id(done.parameters)] = done.parameters
-        self._reached = {**self._reached, **lists}
-        if self._zeros:
-            reached = {id(parameter) for its in lists.values() for parameter in its}
-            self._zeros = [parameter for parameter in self._zeros if id(parameter) not in reached]
-            zeros += [(parameter, no_gradient(parameter)) for parameter in self._zeros if grad_of(parameter) is None]
+            stepped_now = [*map(id, done.parameters)]
+            reached.update(stepped_now)
+            zeroed.difference_update(stepped_now)
+        if zeroed:
+            for parameter in self._all_parameters():
+                if id(parameter) in zeroed and grad_of(parameter) is None:
+                    zeros.append((parameter, no_gradient(parameter)))
 
     def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
         """
@@ -110,9 +115,13 @@ class InBackward(Checkpoints):
         with as_stored():
             if not set_to_none:
                 super().zero_grad(set_to_none)
-                self._zeros = list({id(p): p for its in self._reached.values() for p in its}.values())
+                if reached:
+                    zeroed.update(reached.intersection(map(id, self._all_parameters())))
             else:
-                self._reached, self._zeros = {}, []
+                if reached:
+                    its = [*map(id, self._all_parameters())]
+                    reached.difference_update(its)
+                    zeroed.difference_update(its)
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         if grad_of(parameter) is not None:

@@ -24,6 +24,7 @@ from ..tables.table import (
     flat,
     growing_among,
     has_whole_rows,
+    reached,
     table_if_any,
     table_of,
     writing,
@@ -221,6 +222,8 @@ class RowOptimizer(Groups):
         if together is None or not together.is_of(parameters, self):
             self._see_groups()
             listed = [parameter for parameter in parameters if id(parameter) in self._listed]
+            if in_backward and len(listed) < len(parameters):
+                reached.update(map(id, parameters))  # step() marks those that a group lists
             if not listed:
                 return []
             _tell_growing(listed)

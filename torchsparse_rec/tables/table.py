@@ -11,6 +11,7 @@ import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -42,11 +43,13 @@ __all__ = [
     "is_growing_stale",
     "no_gradient",
     "note_change",
+    "reached",
     "split_part",
     "table_if_any",
     "table_of",
     "writable",
     "writing",
+    "zeroed",
 ]
 
 SECOND_BACKWARD = (
@@ -61,6 +64,11 @@ _tables: dict[int, Table] = {}
 
 # Tables for which a backward has collected gradients that wait for its end, by id.
 collecting: dict[int, weakref.ref[Table]] = {}
+
+# The parameters, by id, that backwards have stepped since their gradients were last set to None: in every other mode
+# they would have a gradient now. And those of them to which zero_grad(set_to_none=False) has given zeros.
+reached: set[int] = set()
+zeroed: set[int] = set()
 
 # The optimizers that exist, in the order of their making: a table made after its optimizer finds the optimizer here.
 _optimizers: weakref.WeakKeyDictionary[TableOptimizer, None] = weakref.WeakKeyDictionary()
@@ -175,8 +183,7 @@ class Table:
     some_grow = False
 
     def __init__(self, parameter: Tensor) -> None:
-        tables, key = _tables, id(parameter)
-        self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, lambda _: tables.pop(key, None))
+        self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, partial(_forget, id(parameter)))
         self.owned = False
         self.collected: Collected | None = None
         # The fused lookups whose backward can still come, by number, each with a function that says whether it can.
@@ -284,7 +291,7 @@ class Table:
                 "call torch.__future__.set_swap_module_params_on_conversion(False) before"
             )
         self.release()
-        _tables.pop(id(self.parameter), None)
+        _forget(id(self.parameter))
         self._parameter = _nothing
         note_change()
 
@@ -321,6 +328,13 @@ def _forget_swapped(x: Tensor) -> None:
 
 
 see_swapped(_forget_swapped)
+
+
+def _forget(key: int, _reference: Any = None) -> None:
+    """Forget the table of a parameter, which has the number ``key`` no longer."""
+    _tables.pop(key, None)
+    reached.discard(key)
+    zeroed.discard(key)
 
 
 def _nothing() -> None:
