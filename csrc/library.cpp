@@ -172,6 +172,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "scores_softmax_(Tensor(a!) scores, Tensor maximum, Tensor target, SymInt first_row, Tensor factor,"
       " Tensor own_factor) -> ()");
+  m.def("scores_top_k_(Tensor scores, SymInt first_row, Tensor(a!) values, Tensor(b!) rows) -> ()");
 
   // candidates
   m.def(

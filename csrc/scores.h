@@ -12,8 +12,12 @@
 //   Begin with maximum -inf and sum 0.
 // scores_softmax_(scores, maximum [N], target [N], first_row, factor [N], own_factor [N]): writes over scores
 //     exp(scores - maximum) * factor, to which the target's adds own_factor.
-// * scores, maximum, own and the factors are float32 or float64, all the same; sum is float64; row_ids, samples and
-//   targets are int64. What is written is contiguous. A target of -1 is in no block.
+// scores_top_k_(scores, first_row, values [N, k], rows [N, k]): merges a block into the k best scores so far and their
+//   rows. The higher score is the better one, NaN the highest; of equal ones the lower row. They are in order, the best
+//   first. Blocks may come in any order, but no row twice. Begin with values -inf and rows -1: what is left of them is
+//   no row, and neither is a score of -inf.
+// * scores, maximum, own, values and the factors are float32 or float64, all the same; sum is float64; row_ids, samples,
+//   targets and rows are int64. What is written is contiguous. A target of -1 is in no block.
 // * Where all scores so far are -inf, maximum is, and sum is 0. A NaN, or an infinity that is not -inf, makes sum and
 //   maximum of its sample NaN.
 // * float32: exp is right to 2 units in the last place, and 0 below exp(-87). Of a sample exponentials are added in
@@ -127,6 +131,26 @@ inline void check_scores_softmax(const Tensor& scores, const Tensor& maximum, co
   memory.check(op);
 }
 
+inline void check_scores_top_k(const Tensor& scores, int64_t first_row, const Tensor& values, const Tensor& rows) {
+  const char* op = "scores_top_k_";
+  check_block(op, scores, first_row);
+  TSR_CHECK_VALUE(values.dim() == 2 && values.size(0) == scores.size(0) && values.scalar_type() == scores.scalar_type(),
+                  op, ": values must be ", dtype_name(scores.scalar_type()), " of shape [", scores.size(0),
+                  ", k], as scores, got ", dtype_name(values.scalar_type()), " of shape ", shape_text(values));
+  TSR_CHECK_VALUE(rows.dim() == 2 && rows.size(0) == values.size(0) && rows.size(1) == values.size(1) &&
+                      rows.scalar_type() == ScalarType::Long,
+                  op, ": rows must be Long of shape ", shape_text(values), ", as values, got ",
+                  dtype_name(rows.scalar_type()), " of shape ", shape_text(rows));
+  CallMemory memory;
+  memory.add_read({"scores"}, scores);
+  for (const auto& [argument, x] : {std::pair{"values", &values}, std::pair{"rows", &rows}}) {
+    check_same_device(op, argument, *x, "scores", scores);
+    check_contiguous(op, argument, *x);
+    memory.add_written({argument}, *x);
+  }
+  memory.check(op);
+}
+
 // ---- Arithmetic -----------------------------------------------------------------------------------------------------
 
 TSR_HOST_DEVICE inline bool is_in_block(int64_t row, int64_t first_row, int64_t columns) {
@@ -137,6 +161,14 @@ TSR_HOST_DEVICE inline bool is_in_block(int64_t row, int64_t first_row, int64_t 
 template <class T>
 TSR_HOST_DEVICE T base_of(T maximum) {
   return maximum == -std::numeric_limits<T>::infinity() ? T(0) : maximum;
+}
+
+// Whether a row's score comes before another's: never -inf before the -inf of no row, -1.
+template <class T>
+TSR_HOST_DEVICE bool is_better(T score, int64_t row, T other, int64_t other_row) {
+  const bool is_nan = score != score, other_is_nan = other != other;
+  return score > other || (is_nan && !other_is_nan) ||
+         ((score == other || (is_nan && other_is_nan)) && row < other_row);
 }
 
 }  // namespace tsr

@@ -18,6 +18,8 @@ struct ScoresLoops {
   double (*sum_of_exponentials)(const float* scores, int64_t n, float base);
   // scores = exp(scores - base) * factor.
   void (*exponentials)(float* scores, int64_t n, float base, float factor);
+  // Where the first kScoresLanes scores begin of which one is above the bar, or NaN; n if none is.
+  int64_t (*first_above)(const float* scores, int64_t n, float bar);
 };
 
 #define TSR_ISA_BODY "scores_body.h"
@@ -38,12 +40,18 @@ double sum_of_exponentials(const double* scores, int64_t n, double base) {
 void exponentials(double* scores, int64_t n, double base, double factor) {
   for (int64_t c = 0; c < n; ++c) scores[c] = std::exp(scores[c] - base) * factor;
 }
+int64_t first_above(const double* scores, int64_t n, double bar) {
+  int64_t c = 0;
+  while (c < n && scores[c] <= bar) ++c;
+  return c;
+}
 
 float largest(const float* scores, int64_t n, float most) { return loops().largest(scores, n, most); }
 double sum_of_exponentials(const float* scores, int64_t n, float base) {
   return loops().sum_of_exponentials(scores, n, base);
 }
 void exponentials(float* scores, int64_t n, float base, float factor) { loops().exponentials(scores, n, base, factor); }
+int64_t first_above(const float* scores, int64_t n, float bar) { return loops().first_above(scores, n, bar); }
 
 // Calls f(n) for every sample; an exponential costs about eight times what moving an element does.
 template <class F>
@@ -58,6 +66,60 @@ template <class F>
 void dispatch_scores(const Tensor& scores, const F& f) {
   scores.scalar_type() == ScalarType::Double ? f(type_tag<double>{}) : f(type_tag<float>{});
 }
+
+// ---- The best rows --------------------------------------------------------------------------------------------------
+
+template <class T>
+struct Scored {
+  T value;
+  int64_t row;
+  bool operator<(const Scored& other) const { return is_better(value, row, other.value, other.row); }
+};
+
+// The k best scores of a sample, in order. Most blocks hold none that is better than the k-th, which a look at each
+// score finds. Those that are better gather until there are k, and are sorted and merged.
+template <class T>
+struct Best {
+  T* values;
+  int64_t* rows;
+  int64_t k;
+  Scored<T>* found;  // [k + kScoresLanes]
+
+  void add(const T* scores, int64_t columns, int64_t first_row) const {
+    for (int64_t c = 0; c < columns;) {
+      const T last = values[k - 1];
+      const int64_t last_row = rows[k - 1];
+      // A row before the k-th's may be better with the same score, and no score is above NaN.
+      const T bar = last_row < first_row + c && last == last ? last : -std::numeric_limits<T>::infinity();
+      int64_t n = 0;
+      while (n < k && (c += first_above(scores + c, columns - c, bar)) < columns) {
+        for (const int64_t end = std::min(c + kScoresLanes, columns); c < end; ++c) {
+          if (is_better(scores[c], first_row + c, last, last_row)) found[n++] = {scores[c], first_row + c};
+        }
+      }
+      merge(n);
+    }
+  }
+
+ private:
+  void merge(int64_t n) const {
+    std::sort(found, found + n);
+    // How many of both are among the k best.
+    int64_t old = k, taken = 0;
+    while (taken < n && old > 0 && is_better(found[taken].value, found[taken].row, values[old - 1], rows[old - 1])) {
+      --old;
+      ++taken;
+    }
+    // From the last place on: what is before the best of the new ones stays where it is.
+    for (int64_t to = k - 1; taken > 0; --to) {
+      const Scored<T>& mine = found[taken - 1];
+      const bool is_old = old > 0 && is_better(mine.value, mine.row, values[old - 1], rows[old - 1]);
+      values[to] = is_old ? values[old - 1] : mine.value;
+      rows[to] = is_old ? rows[old - 1] : mine.row;
+      is_old ? --old : --taken;
+    }
+  }
+};
 
 }  // namespace
 
@@ -138,6 +200,25 @@ void scores_softmax_cpu(const Tensor& scores, const Tensor& maximum_, const Tens
   });
 }
 
+void scores_top_k_cpu(const Tensor& scores_, int64_t first_row, const Tensor& values, const Tensor& rows) {
+  check_scores_top_k(scores_, first_row, values, rows);
+  const Tensor scores = as_contiguous(scores_);
+  const int64_t columns = scores.size(1), k = values.size(1);
+  if (k == 0) return;
+  dispatch_scores(scores, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* const value = values.mutable_data_ptr<T>();
+    int64_t* const row = rows.mutable_data_ptr<int64_t>();
+    const int64_t workers = workers_for(scores.numel());
+    std::vector<Buffer<Scored<T>>> found;
+    for (int64_t w = 0; w < workers; ++w) found.emplace_back(k + kScoresLanes);
+    parallel_dynamic(scores.size(0), workers, [&](int64_t worker, int64_t n) {
+      const Best<T> best{value + n * k, row + n * k, k, found[static_cast<size_t>(worker)].data()};
+      best.add(scores.const_data_ptr<T>() + n * columns, columns, first_row);
+    });
+  });
+}
+
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
@@ -145,4 +226,5 @@ STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "scores_exclude_", &tsr::scores_exclude_cpu);
   TSR_IMPL(m, "scores_lse_", &tsr::scores_lse_cpu);
   TSR_IMPL(m, "scores_softmax_", &tsr::scores_softmax_cpu);
+  TSR_IMPL(m, "scores_top_k_", &tsr::scores_top_k_cpu);
 }

@@ -81,4 +81,23 @@ static void exponentials(float* scores, int64_t n, float base, float factor) {
   });
 }
 
-static const ScoresLoops kScoresLoops{largest, sum_of_exponentials, exponentials};
+static int64_t first_above(const float* scores, int64_t n, float bar) {
+  constexpr int kWords = kScoresBytes / 8;
+  int64_t c = 0;
+  for (; c + kScoresLanes <= n; c += kScoresLanes) {
+    ScoresBits none = ~ScoresBits{};
+    for (int v = 0; v < kScoresVectors; ++v) {
+      none &= (ScoresBits)(scores_at(scores + c + v * (kScoresBytes / 4)) <= bar);
+    }
+    uint64_t words[kWords], all = ~uint64_t{0};
+    __builtin_memcpy(words, &none, sizeof(words));
+    for (const uint64_t word : words) all &= word;
+    if (all != ~uint64_t{0}) return c;
+  }
+  for (int64_t rest = c; rest < n; ++rest) {
+    if (!(scores[rest] <= bar)) return c;
+  }
+  return n;
+}
+
+static const ScoresLoops kScoresLoops{largest, sum_of_exponentials, exponentials, first_above};

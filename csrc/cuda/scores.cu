@@ -110,6 +110,107 @@ __global__ void softmax_kernel(T* scores, int64_t samples, int64_t columns, cons
   }
 }
 
+// Where a row's score would be among n that are in order.
+template <class T>
+__device__ int64_t place_among(const T* values, const int64_t* rows, int64_t n, T value, int64_t row) {
+  int64_t begin = 0;
+  while (begin < n) {
+    const int64_t middle = begin + (n - begin) / 2;
+    if (is_better(values[middle], rows[middle], value, row)) {
+      begin = middle + 1;
+    } else {
+      n = middle;
+    }
+  }
+  return begin;
+}
+
+// The scores that a block of threads has found to be better than a sample's k-th: at most one for each thread.
+template <class T>
+struct Found {
+  T* values;  // [2 * kThreads]: as they came, and in order
+  int64_t* rows;
+  int* count;  // may be more than there is room for
+
+  __device__ bool add(T value, int64_t row) const {
+    const int place = atomicAdd(count, 1);
+    if (place >= kThreads) return false;
+    values[place] = value;
+    rows[place] = row;
+    return true;
+  }
+
+  // Merges them into the k best, which are in order. All threads call it, after a barrier.
+  __device__ void merge(T* best, int64_t* best_rows, int64_t k) const {
+    const int n = *count < kThreads ? *count : static_cast<int>(kThreads), mine = static_cast<int>(threadIdx.x);
+    if (n == 0) return;
+    T* const sorted = values + kThreads;
+    int64_t* const sorted_rows = rows + kThreads;
+    if (mine < n) {
+      int place = 0;  // among those found: all rows differ
+      for (int i = 0; i < n; ++i) place += is_better(values[i], rows[i], values[mine], rows[mine]);
+      sorted[place] = values[mine];
+      sorted_rows[place] = rows[mine];
+    }
+    __syncthreads();
+    if (mine == 0) *count = 0;
+    const int64_t stay = place_among(best, best_rows, k, sorted[0], sorted_rows[0]);
+    const int64_t to = mine < n ? mine + place_among(best, best_rows, k, sorted[mine], sorted_rows[mine])
+                                : std::numeric_limits<int64_t>::max();
+    // The others move up, the last ones first: none to a place that is still to be read.
+    for (int64_t end = k; end > stay; end -= blockDim.x) {
+      const int64_t i = end - 1 - mine;
+      const bool moves = i >= stay;
+      const T value = moves ? best[i] : T(0);
+      const int64_t row = moves ? best_rows[i] : 0;
+      const int64_t up = moves ? i + place_among(sorted, sorted_rows, n, value, row) : k;
+      __syncthreads();
+      if (up < k) {
+        best[up] = value;
+        best_rows[up] = row;
+      }
+      __syncthreads();
+    }
+    if (to < k) {
+      best[to] = sorted[mine];
+      best_rows[to] = sorted_rows[mine];
+    }
+    __syncthreads();
+  }
+};
+
+// A block takes a sample. Most blocks of scores hold none that is better than the k-th: then they are read once.
+template <class T>
+__global__ void __launch_bounds__(kThreads) top_k_kernel(const T* scores, int64_t samples, int64_t columns,
+                                                         int64_t first_row, T* values, int64_t* rows, int64_t k) {
+  TSR_SHARED(T, found_values, 2 * kThreads);
+  TSR_SHARED(int64_t, found_rows, 2 * kThreads);
+  TSR_SHARED(int, count, 1);
+  const Found<T> found{found_values, found_rows, count};
+  if (threadIdx.x == 0) *count = 0;
+  for (int64_t n = blockIdx.x; n < samples; n += gridDim.x) {
+    const T* const row = scores + n * columns;
+    T* const best = values + n * k;
+    int64_t* const best_rows = rows + n * k;
+    const T last = best[k - 1];
+    const int64_t last_row = best_rows[k - 1];
+    bool any = false;
+    for (int64_t c = threadIdx.x; c < columns; c += blockDim.x) any |= is_better(row[c], first_row + c, last, last_row);
+    if (!__syncthreads_or(any)) continue;
+    for (int64_t first = 0; first < columns; first += blockDim.x) {
+      const int64_t c = first + threadIdx.x;
+      bool waits = c < columns;
+      while (true) {
+        waits = waits && is_better(row[c], first_row + c, best[k - 1], best_rows[k - 1]) &&
+                !found.add(row[c], first_row + c);
+        if (!__syncthreads_or(waits)) break;
+        found.merge(best, best_rows, k);
+      }
+    }
+    found.merge(best, best_rows, k);
+  }
+}
+
 LaunchShape block_each(int64_t samples) { return {std::min(samples, kMaxBlocks)}; }
 
 Tensor scores_targets_cuda(const Tensor& target, int64_t rows, int64_t ignore_index, bool excluded) {
@@ -160,6 +261,18 @@ void scores_softmax_cuda(const Tensor& scores, const Tensor& maximum, const Tens
   });
 }
 
+void scores_top_k_cuda(const Tensor& scores, int64_t first_row, const Tensor& values, const Tensor& rows) {
+  check_scores_top_k(scores, first_row, values, rows);
+  DeviceCall call("scores_top_k_", scores);
+  const int64_t k = values.size(1);
+  if (k == 0) return;
+  with_accumulator(scores.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    launch(call, block_each(scores.size(0)), top_k_kernel<T>, call.data<T>(scores), scores.size(0), scores.size(1),
+           first_row, values.mutable_data_ptr<T>(), rows.mutable_data_ptr<int64_t>(), k);
+  });
+}
+
 }  // namespace
 }  // namespace tsr
 
@@ -168,4 +281,5 @@ TSR_CUDA_KERNELS(m) {
   TSR_IMPL(m, "scores_exclude_", &tsr::scores_exclude_cuda);
   TSR_IMPL(m, "scores_lse_", &tsr::scores_lse_cuda);
   TSR_IMPL(m, "scores_softmax_", &tsr::scores_softmax_cuda);
+  TSR_IMPL(m, "scores_top_k_", &tsr::scores_top_k_cuda);
 }

@@ -281,10 +281,10 @@ REFUSED: dict[str, dict[str, Any]] = {
         "log_q": torch.tensor([0, -1, -torch.inf, torch.nan])
     },
     "log_q must be on the device of query, cpu, got meta": {"log_q": torch.ones(4, device="meta")},
-    "excluded must have a row of int32 or int64 ids for each of 3 queries, got torch.int64 of shape (2, 1)": {
+    "excluded must have a row of int32 or int64 ids for each of 3 queries, on cpu, got torch.int64 of shape (2, 1)": {
         "excluded": torch.ones(2, 1).long()
     },
-    "excluded must have a row of int32 or int64 ids for each of 3 queries, got torch.int64 of 2 rows": {
+    "excluded must have a row of int32 or int64 ids for each of 3 queries, on cpu, got torch.int64 of 2 rows": {
         "excluded": JaggedTensor(torch.ones(2).long(), lengths=torch.ones(2).long())
     },
 }

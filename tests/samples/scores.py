@@ -96,6 +96,36 @@ def softmax_samples(operator: str) -> Iterator[Sample]:
     yield Sample(operator, "all_excluded", (excluded, nothing, torch.tensor([-1, 3]), 0, torch.ones(2), torch.ones(2)))
 
 
+def _best(scores: Tensor, k: int, random: Random | None = None) -> tuple[Tensor, Tensor]:
+    """Return the best rows so far: none, or of half the samples some among the rows around the block."""
+    values, rows = scores.new_full((scores.shape[0], k), -INF), torch.full((scores.shape[0], k), -1)
+    if random is not None:
+        known = (k + 1) // 2
+        values[::2, :known] = random.floats(len(values[::2]), known, dtype=scores.dtype).sort(1, descending=True).values
+        rows[::2, :known] = torch.arange(known) * 20_000 % 50_007
+    return values, rows
+
+
+def top_k_samples(operator: str) -> Iterator[Sample]:
+    scores = torch.tensor([[1.0, 3.0, -INF, 1.0], [torch.nan, -INF, INF, torch.nan], [-INF, -INF, -0.0, 0.0]])
+    best = torch.tensor([[2.0, 1.0, -INF]] * 3), torch.tensor([[90, 6, -1]] * 3)
+    yield Sample(operator, "by_hand", (scores, 5, *best), representative=True)
+    for seed, (dtype, shape, k) in enumerate(itertools.product(_FLOATS, _SHAPES, (1, 5, 100, 600))):
+        random, first = Random(seed), seed % 3 * 10_000
+        scores = _scores(random, shape, dtype, 1.0)
+        scores[:, 3::11] = -INF
+        scores[:, 1::2] = scores[:, 1::2].round()  # some are equal
+        scores[1::3, 5::97] = torch.nan
+        name = f"{dtype}_{shape[0]}x{shape[1]}_{k}".replace("torch.", "")
+        yield Sample(operator, name, (scores, first, *_best(scores, k, random if seed % 2 else None)))
+    for k in (0, 3):
+        yield Sample(operator, f"equal_{k}", (torch.ones(2, 100), 50, *_best(torch.ones(2, 100), k)))
+    late = torch.tensor([[1.0] * 4]), torch.tensor([[3, 70, 200, 201]])
+    yield Sample(operator, "an_earlier_block", (torch.ones(1, 80), 50, *late))
+    nothing = torch.full((1, 70), torch.nan), torch.full((1, 70), torch.nan)
+    yield Sample(operator, "nan_only", (nothing[0], 50, nothing[1], torch.cat([torch.arange(35), torch.arange(150, 185)])[None]))
+
+
 def _large(operator: str, shape: tuple[int, int]) -> Sample:
     random = Random(0)
     scores = _scores(random, shape, torch.float32, 3.0)
@@ -109,6 +139,8 @@ def _large(operator: str, shape: tuple[int, int]) -> Sample:
         )
     if operator == "scores_lse_":
         return Sample(operator, str(shape), (scores, target, 0, *_state(random, scores)))
+    if operator == "scores_top_k_":
+        return Sample(operator, str(shape), (scores, 0, *_best(scores, 100, random)))
     factors = [random.floats(shape[0], dtype=torch.float32) for _ in range(2)]
     return Sample(operator, str(shape), (scores, scores.amax(1), target, 0, *factors))
 
@@ -119,11 +151,12 @@ FAMILY = Family(
         "scores_exclude_": exclude_samples,
         "scores_lse_": lse_samples,
         "scores_softmax_": softmax_samples,
+        "scores_top_k_": top_k_samples,
     },
     precision={"scores_lse_": torch.float32},  # sums of exponentials in float32, in float64
     large=[
         Build(f"{operator}-{shape[0]}x{shape[1]}", partial(_large, operator, shape))
-        for operator in ("scores_targets", "scores_exclude_", "scores_lse_", "scores_softmax_")
+        for operator in ("scores_targets", "scores_exclude_", "scores_lse_", "scores_softmax_", "scores_top_k_")
         for shape in ((3000, 517), (40, 50_000))
     ],
 )

@@ -13,6 +13,7 @@ from .._agreed import agreeing
 from .._torch import is_seen
 from ..jagged import JaggedTensor
 from ..jagged.checks import check_tensor, checked_integers
+from ..ops._scores_checks import ascending, excluded_pairs, floats_of
 from ..ops.embedding import embedding
 from ..ops.scores_in_batch import in_batch_losses, targets_of
 
@@ -133,8 +134,7 @@ def _pairs(
         before = counts.cumsum(0) - counts
         queries, places = queries.repeat_interleave(counts), (begin - before).repeat_interleave(counts)
         places = places + torch.arange(places.shape[0], device=places.device)
-    places, order = places.where(places != own[queries], -1).sort(stable=True)
-    return places, queries[order]
+    return ascending(places, queries, own)
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
@@ -159,14 +159,12 @@ def _checked(
     if hard_negatives is not None and hard_negatives < 1:
         raise ValueError(f"{_NAME}: hard_negatives must be None or at least 1, got {hard_negatives}")
     given: dict[str, Any] = {"query": query, "candidate": candidate, "ids": ids, "log_q": log_q}
-    if not isinstance(excluded, JaggedTensor):
-        given["excluded"] = excluded
     for argument, x in given.items():
         if x is not None or argument in ("query", "candidate"):
             check_tensor(_NAME, argument, x)
     if query.dim() != 2 or not query.is_floating_point():
         raise ValueError(f"{_NAME}: query must be [N, D] of floats, got {query.dtype} of shape {tuple(query.shape)}")
-    dtypes = (torch.float64,) if query.dtype == torch.float64 else (torch.float32, torch.bfloat16, torch.float16)
+    dtypes = floats_of(query.dtype)
     count, dim = query.shape
     if candidate.dim() != 2 or candidate.shape[1] != dim or candidate.dtype not in dtypes:
         raise ValueError(
@@ -183,9 +181,10 @@ def _checked(
         ids = checked_integers(f"{_NAME}: ids", ids).long()
     if log_q is not None and not log_q.is_floating_point():
         raise ValueError(f"{_NAME}: log_q must be of floats, got {log_q.dtype}")
-    named = None if excluded is None else _named(excluded, count)
-    if named is not None:
-        given["excluded"] = named[0]
+    named = None
+    if excluded is not None:
+        places, queries = excluded_pairs(_NAME, excluded, count, query.device, "queries")
+        named = places.long().contiguous(), queries
         if ids is None and group is not None:
             raise ValueError(
                 f"{_NAME}: ids must be given where excluded and group are, as places are one rank's, got None"
@@ -202,23 +201,6 @@ def _checked(
                 f"{float(log_q[place])}"
             )
     return ids, named
-
-
-def _named(excluded: JaggedTensor | Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ids that are excluded, and for which of so many queries."""
-    if isinstance(excluded, JaggedTensor):
-        ids, lengths = excluded.values(), excluded.lengths()
-        shape, fits = f"{lengths.shape[0]} rows", lengths.shape[0] == count and ids.dim() == 1
-        queries = torch.repeat_interleave(lengths.long(), output_size=ids.shape[0])
-    else:
-        ids, shape, fits = excluded, f"shape {tuple(excluded.shape)}", excluded.dim() == 2 and len(excluded) == count
-        queries = torch.arange(count, device=ids.device).repeat_interleave(ids.shape[-1] if fits else 0)
-    if not fits or ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            f"{_NAME}: excluded must have a row of int32 or int64 ids for each of {count} queries, got {ids.dtype} of "
-            f"{shape}"
-        )
-    return ids.reshape(-1).long().contiguous(), queries
 
 
 # ---- Ranks -----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from .route import *
 from .row_optimizer import *
 from .row_optimizer_rules import *
 from .scores import *
+from .scores_top_k import *
 from .segment import *
 from .sparse_segment import *
 from .sparse_tensor import *

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..jagged import JaggedTensor
 from ..jagged.checks import check_tensor
+from ._scores_checks import check_block, check_factors, floats_of, left_out, wide
 from ._scores_kernels import loss, targets_of, weights_of
 
 __all__ = ["linear_cross_entropy"]
@@ -126,15 +127,15 @@ def cross_entropy(
     weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block = options
     _check_options(function, reduction, label_smoothing, temperature, excluded, block)
     _check_inputs(function, names, input, rows, target, bias, weight)
-    classes, dtype = rows.shape[0], _wide(input.dtype)
+    classes, dtype = rows.shape[0], wide(input.dtype)
     samples = input.reshape(target.numel(), input.shape[-1]).to(dtype)
     if normalize:
         samples = F.normalize(samples, eps=1e-12)
     targets = targets_of(target.reshape(-1), classes, ignore_index, False)
     if padding >= 0:
         targets = targets.where(targets != padding, -1)
-    left_out = _left_out(function, excluded, targets, classes)
-    of = samples / temperature, targets, bias, weight, *left_out, label_smoothing, normalize, block, padding
+    pairs = left_out(function, excluded, targets, classes)
+    of = samples / temperature, targets, bias, weight, *pairs, label_smoothing, normalize, block, padding
     losses = loss(of[0], rows, *of[1:])[0] if losses_of is None else losses_of(*of)
     if reduction == "none":
         return losses.reshape(target.shape)  # type: ignore[no-any-return]
@@ -144,11 +145,6 @@ def cross_entropy(
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of scores."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _check_options(
@@ -170,8 +166,7 @@ def _check_options(
         )
     if not 0 < temperature < float("inf"):
         raise ValueError(f"{name}: temperature must be finite and above 0, got {temperature}")
-    if block is not None and block < 1:
-        raise ValueError(f"{name}: block must be at least 1 row, got {block}")
+    check_block(name, block)
 
 
 def _check_inputs(
@@ -188,17 +183,9 @@ def _check_inputs(
     given = {"input": input, rows_name: rows, "target": target, **of_rows}
     for argument, x in given.items():
         check_tensor(name, argument, x)
-    if input.dim() == 0 or not input.is_floating_point():
-        raise ValueError(f"{name}: input must be [..., D] of floats, got {input.dtype} of shape {tuple(input.shape)}")
-    dtypes = (torch.float64,) if input.dtype == torch.float64 else (torch.float32, torch.bfloat16, torch.float16)
+    check_factors(name, "input", input, rows_name, rows)
+    dtypes = floats_of(input.dtype)
     floats = " or ".join(str(dtype) for dtype in dtypes)
-    if rows.dim() != 2 or rows.shape[1] != input.shape[-1] or rows.dtype not in dtypes:
-        raise ValueError(
-            f"{name}: {rows_name} must be [V, {input.shape[-1]}] of {floats}, as input is {input.dtype}, got "
-            f"{rows.dtype} of shape {tuple(rows.shape)}"
-        )
-    if rows.shape[0] == 0:
-        raise ValueError(f"{name}: {rows_name} must have at least one row, got shape {tuple(rows.shape)}")
     if target.shape != input.shape[:-1] or target.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{name}: target must be int32 or int64 of shape {tuple(input.shape[:-1])}, a class for each sample, "
@@ -215,29 +202,3 @@ def _check_inputs(
             raise ValueError(f"{name}: {argument} must be on the device of input, {input.device}, got {x.device}")
     if weight is not None and weight.requires_grad:
         raise RuntimeError(f"{name}: weight must not require a gradient: detach it")
-
-
-def _left_out(
-    name: str, excluded: JaggedTensor | Tensor | None, targets: Tensor, rows: int
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return what is excluded, as class and sample, by class; -1 in place of a sample's own target."""
-    if excluded is None:
-        return None, None
-    count = targets.shape[0]
-    if isinstance(excluded, JaggedTensor):
-        lengths, ids = excluded.lengths(), excluded.values()
-        fits, shape = lengths.shape[0] == count, f"{lengths.shape[0]} rows"
-        samples = torch.repeat_interleave(lengths.long(), output_size=ids.shape[0])
-    else:
-        check_tensor(name, "excluded", excluded)
-        ids, shape = excluded, f"shape {tuple(excluded.shape)}"
-        fits = ids.dim() == 2 and ids.shape[0] == count
-        samples = torch.arange(count, device=ids.device).repeat_interleave(ids.shape[-1] if fits else 0)
-    if not fits or ids.dtype not in (torch.int32, torch.int64) or ids.device != targets.device:
-        raise ValueError(
-            f"{name}: excluded must have a row of int32 or int64 ids for each of {count} samples, on "
-            f"{targets.device}, got {ids.dtype} of {shape} on {ids.device}"
-        )
-    ids = targets_of(ids.reshape(-1), rows, -1, True)
-    ids, order = ids.where(ids != targets[samples], -1).sort(stable=True)
-    return ids, samples[order]

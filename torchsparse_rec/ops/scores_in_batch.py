@@ -16,6 +16,7 @@ from torch import Tensor
 from .._reduction import SUM
 from ._scores_kernels import Passes, Samples, backward_fake, backward_of, forward_fake, forward_of, targets_of
 from .autograd import differentiable, only_once
+from .scores_top_k import best_of_passes
 
 __all__ = ["in_batch_losses", "targets_of"]
 
@@ -58,18 +59,12 @@ def _hardest(passes: Passes, rows: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
     own = (of.input * rows[of.targets].to(of.input.dtype)).sum(1)
     if of.bias is not None:
         own += of.bias[of.targets].to(own.dtype)
-    best, found = of.input.new_full((own.shape[0], k), -torch.inf), of.targets.new_zeros(own.shape[0], k)
-    samples = torch.arange(own.shape[0], device=own.device)
-    for begin, end in passes.blocks():
-        scores = passes.scores(passes.units(rows[begin:end])[0], begin, end)
-        _ops.scores_exclude_.default(scores, of.targets, samples, begin)
-        values, places = scores.topk(min(k, end - begin), sorted=False)
-        best, order = torch.cat([best, values], 1).topk(k, sorted=False)
-        found = torch.cat([found, places + begin], 1).gather(1, order)
-    scores = torch.cat([own[:, None], best], 1)
+    best, found = best_of_passes(passes, rows, k, excludes_targets=True)
+    scores, chosen = torch.cat([own[:, None], best], 1), torch.cat([of.targets[:, None], found], 1)
     shares = scores.softmax(1)
     shares[:, 0] -= 1
-    return scores.logsumexp(1) - own, torch.cat([of.targets[:, None], found], 1), shares
+    # In the places left, where shares are 0, targets.
+    return scores.logsumexp(1) - own, chosen.where(chosen >= 0, of.targets[:, None]), shares
 
 
 def _hardest_backward(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+INF = torch.inf
+
 
 def _places(target: Tensor, first_row: int, columns: int) -> list[tuple[int, int]]:
     """Return the samples whose target is in the block, and its column."""
@@ -50,4 +52,16 @@ def scores_softmax_(
     return (scores,)
 
 
-FUNCTIONS = (scores_targets, scores_exclude_, scores_lse_, scores_softmax_)
+def scores_top_k_(scores: Tensor, first_row: int, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    k = values.shape[1]
+    for n in range(scores.shape[0]):
+        block = [(x, first_row + c) for c, x in enumerate(scores[n].tolist())]
+        found = [(x, row) for x, row in [*zip(values[n].tolist(), rows[n].tolist(), strict=True), *block] if x != -INF]
+        found.sort(key=lambda each: (each[0] == each[0], -each[0] if each[0] == each[0] else 0.0, each[1]))
+        found = (found + [(-INF, -1)] * k)[:k]
+        values[n] = values.new_tensor([x for x, _ in found])
+        rows[n] = rows.new_tensor([row for _, row in found])
+    return values, rows
+
+
+FUNCTIONS = (scores_targets, scores_exclude_, scores_lse_, scores_softmax_, scores_top_k_)
