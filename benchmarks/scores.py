@@ -1,11 +1,12 @@
 """
-Benchmark rows of the ``scores`` family: a softmax over all rows of a table, forward and backward, beside torch's.
+Benchmark rows of the ``scores`` family: a softmax over all rows of a table, forward and backward, and its best rows.
 
 Input and rows are as small as a model's are; the peers hold all scores, or torch's own chunks of them.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from torchsparse_rec import nn, ops, optim
 
-from .rows import Case, CudaTargets, Make, Options, Row, UnavailableError
+from .machine import begin_peak_anew, memory
+from .rows import Case, CudaTargets, Fact, Make, Options, Row, UnavailableError
 
 SAMPLES, ROWS_OF_TABLE, DIM = 512, 200_000, 64
 
@@ -131,6 +133,56 @@ def build_tied(options: Options) -> Case:
     return Case(step(given, "fused", tied=True), peers, check, samples=SAMPLES)
 
 
+# ---- The highest scores ----------------------------------------------------------------------------------------------
+
+QUERIES, CANDIDATES, BEST, EXCLUDED = 256, 1_000_000, 100, 200
+# Of one call, beyond the memory before it.
+PEAK_LIMIT_MB = 30.0
+
+
+def top_k_of_all(query: Tensor, table: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the highest scores by way of all."""
+    scores = query @ table.T
+    return (scores if excluded is None else scores.scatter_(1, excluded, -torch.inf)).topk(BEST)
+
+
+def peak_of(call: Callable[[], Any], options: Options) -> list[Fact]:
+    """Return the peak of memory in a call beyond that before it, in MB (10^6 bytes)."""
+    if options.device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        peak = torch.cuda.max_memory_allocated()
+    elif sys.platform.startswith("linux"):
+        before = memory("VmRSS")
+        begin_peak_anew()
+        call()
+        peak = memory("VmHWM")
+    else:
+        return []
+    return [Fact("peak memory of a call", (peak - before) / 1e6, "MB", PEAK_LIMIT_MB)]
+
+
+def build_top_k(excludes: bool, options: Options) -> Case:
+    """Draw the problem, and return its sides."""
+    rows = options.size(CANDIDATES, 5_000)
+    generator = torch.Generator(options.device).manual_seed(0)
+    drawn: Any = {"generator": generator, "device": options.device}
+    query, table = (torch.randn(n, DIM, **drawn) for n in (QUERIES, rows))
+    excluded = torch.randint(rows, (QUERIES, EXCLUDED), **drawn) if excludes else None
+
+    def ours() -> tuple[Tensor, Tensor]:
+        return ops.top_k_rows(query, table, BEST, excluded=excluded)
+
+    def check() -> None:
+        (values, found), (wanted, _) = ours(), top_k_of_all(query, table, excluded)
+        torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close((query[:, None] * table[found]).sum(2), values, rtol=1e-4, atol=1e-4)
+
+    peers: dict[str, Make] = {"all scores": lambda: lambda: top_k_of_all(query, table, excluded)}
+    return Case(lambda: ours, peers, check, samples=QUERIES, facts=lambda: peak_of(ours, options))
+
+
 ROWS = [
     Row(
         "scores/cross-entropy",
@@ -152,5 +204,15 @@ ROWS = [
         build_tied,
         targets={"untied": 0.74},
         cuda=CudaTargets(fastest_peer=None),
+    ),
+    *(
+        Row(
+            f"scores/top-k{name}",
+            f"top_k_rows, 100 of 1M x 64 for 256 queries{what}",
+            partial(build_top_k, bool(name)),
+            targets={"all scores": 1.25},
+            cuda=CudaTargets(fastest_peer=None),
+        )
+        for name, what in (("", ""), ("-excluded", ", 200 ids of each excluded"))
     ),
 ]

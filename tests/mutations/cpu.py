@@ -85,8 +85,16 @@ FAULTS = {
     ],
     "quantized.cpp": [("bound", "start >= before, op", "start + 1 >= before, op", "quantized")],
     "quantized_loops_body.h": [("sign", "  if (is_long) {\n", "  if (!is_long) {\n", "quantized")],
-    "scores.cpp": [("step", "if (top != most[n]) sums", "if (false) sums", "scores")],
-    "scores_body.h": [("bound", ": -INFINITY;", ": 0.0f;", "scores")],
+    "scores.cpp": [
+        ("step", "if (top != most[n]) sums", "if (false) sums", "scores"),
+        ("sign", "last_row < first_row + c && last == last ? last", "true ? last", "scores"),
+        ("step", "    std::sort(found, found + n);\n", "", "scores"),
+        ("bound", "while (taken < n && old > 0 && is_better", "while (taken + 1 < n && old > 0 && is_better", "scores"),
+    ],
+    "scores_body.h": [
+        ("bound", ": -INFINITY;", ": 0.0f;", "scores"),
+        ("sign", "if (!(scores[rest] <= bar)) return c;", "if (scores[rest] > bar) return c;", "scores"),
+    ],
     "candidates.cpp": [
         ("step", "  state[2] += places_of(num_sampled);\n", "", "candidates"),
         ("sign", "return r < chances[id] ? id", "return r > chances[id] ? id", "candidates"),

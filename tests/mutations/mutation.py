@@ -72,7 +72,7 @@ FAMILIES = {
     "embedding": Family(("embedding_operators", "embedding_errors", "pooling", "nn_embedding*"), "embedding"),
     "lookup": Family(("embedding_lookup", "lookup_sparse", "embedding_errors", "compat_embedding"), "lookup"),
     "quantized": Family(("quantized", "nn_quantize"), "quantized"),
-    "scores": Family(("scores",), "scores"),
+    "scores": Family(("scores", "top_k"), "scores"),
     "candidates": Family(("candidates", "nn_samplers", "nn_sampled_losses", "compat_candidates")),
     "collection": Family(("embedding_collection*", "nn_collection", "nn_gradients", "nn_fused*"), "collection"),
     "row_update": Family(("row_update", "compat_optimizers*"), "row_update or sparse_apply"),
@@ -100,6 +100,7 @@ KERNEL_TESTS = (
     "scores",
     "segment",
     "sparse_tensor",
+    "top_k",
     "unique_rows",
 )
 

@@ -24,6 +24,10 @@ FAULTS = {
     "torchsparse_rec/ops/_sparse_tensor_kernels.py": [
         ("sign", "torch.where(owners == 0, flat, 0).sum()", "torch.where(owners != 0, flat, 0).sum()", "sparse_tensor")
     ],
+    "torchsparse_rec/ops/scores_top_k.py": [
+        ("sign", "found = keys[found].where(found >= 0, -1)", "found = keys[found]", "scores"),
+        ("bound", "(ordered[places] == ids) & (ids != -1)", "ordered[places] == ids", "scores"),
+    ],
     "torchsparse_rec/ops/embedding.py": [
         ("sign", "(indices == padding_idx).unsqueeze(1)", "(indices != padding_idx).unsqueeze(1)", "embedding")
     ],

@@ -123,7 +123,9 @@ def top_k_samples(operator: str) -> Iterator[Sample]:
     late = torch.tensor([[1.0] * 4]), torch.tensor([[3, 70, 200, 201]])
     yield Sample(operator, "an_earlier_block", (torch.ones(1, 80), 50, *late))
     nothing = torch.full((1, 70), torch.nan), torch.full((1, 70), torch.nan)
-    yield Sample(operator, "nan_only", (nothing[0], 50, nothing[1], torch.cat([torch.arange(35), torch.arange(150, 185)])[None]))
+    yield Sample(
+        operator, "nan_only", (nothing[0], 50, nothing[1], torch.cat([torch.arange(35), torch.arange(150, 185)])[None])
+    )
 
 
 def _large(operator: str, shape: tuple[int, int]) -> Sample:

@@ -28,6 +28,7 @@ from .samplers import FixedUnigramSampler as FixedUnigramSampler
 from .samplers import LearnedUnigramSampler as LearnedUnigramSampler
 from .samplers import LogUniformSampler as LogUniformSampler
 from .samplers import UniformSampler as UniformSampler
+from .top_k import TopK as TopK
 
 
 def __getattr__(name: str):

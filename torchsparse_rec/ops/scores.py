@@ -1,5 +1,5 @@
 """
-Family ``scores``: losses over all rows of a table, by blocks of rows, so that the scores of all are never there.
+Family ``scores``: losses over all rows of a table and its best rows, block by block: all scores are never there.
 
 Contract: csrc/scores.h. Kernels: csrc/cpu/scores.cpp, csrc/cuda/scores.cu. Products are torch's.
 """

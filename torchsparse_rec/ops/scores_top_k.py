@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -65,25 +67,40 @@ def best_rows(
     k: int,
     excluded: JaggedTensor | Tensor | None,
     *,
+    of_rows: str = "weight",
     without: int | None = None,
+    keys: Tensor | None = None,
     block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what :func:`top_k_rows` does, by another name in errors; the row ``without`` counts for no query."""
-    for argument, x in (("query", query), ("weight", weight)):
+    """
+    Return what :func:`top_k_rows` does, by other names in errors.
+
+    Args:
+        name: the caller's name.
+        query: the argument of :func:`top_k_rows`, as are the other ones.
+        weight: the argument of that function.
+        k: the argument of that function.
+        excluded: the argument of that function.
+        of_rows: the caller's name for ``weight``.
+        without: a row that counts for no query.
+        keys: ``[V]`` int64, the ids of the rows. Those that are excluded may be others. Default: ids are rows.
+        block: the argument of that function.
+    """
+    for argument, x in (("query", query), (of_rows, weight)):
         check_tensor(name, argument, x)
-    check_factors(name, "query", query, "weight", weight)
+    check_factors(name, "query", query, of_rows, weight)
     if weight.device != query.device:
-        raise ValueError(f"{name}: weight must be on the device of query, {query.device}, got {weight.device}")
+        raise ValueError(f"{name}: {of_rows} must be on the device of query, {query.device}, got {weight.device}")
     rows, shape = weight.shape[0], query.shape[:-1]
     if not 1 <= k <= rows:
         raise ValueError(f"{name}: k must be in [1, {rows}], got {k}")
     check_block(name, block)
-    queries = query.detach().reshape(shape.numel(), query.shape[-1]).to(wide(query.dtype))
+    queries = query.detach().reshape(math.prod(shape), query.shape[-1]).to(wide(query.dtype))
     targets = torch.full((queries.shape[0],), -1, device=query.device)
     pairs = []
     if excluded is not None:
         ids, of = excluded_pairs(name, excluded, targets.shape[0], query.device, "queries")
-        pairs.append((targets_of(ids, rows, -1, True), of))
+        pairs.append((targets_of(ids, rows, -1, True) if keys is None else _rows_of(ids, keys), of))
     if without is not None:
         pairs.append((torch.full_like(targets, without), torch.arange(targets.shape[0], device=query.device)))
     left_out: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
@@ -91,7 +108,16 @@ def best_rows(
         ids, of = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         left_out = ascending(ids, of, targets)
     values, found = _top_k(queries, weight.detach(), targets, *left_out, k, block)
+    if keys is not None:
+        found = keys[found].where(found >= 0, -1)
     return values.reshape(*shape, k), found.reshape(*shape, k)
+
+
+def _rows_of(ids: Tensor, keys: Tensor) -> Tensor:
+    """Return the rows of ids, -1 of those without one, and of -1."""
+    ordered, rows = keys.sort()
+    places = torch.searchsorted(ordered, ids.long()).clamp_max(keys.shape[0] - 1)
+    return rows[places].where((ordered[places] == ids) & (ids != -1), -1)
 
 
 def best_of_passes(passes: Passes, rows: Tensor, k: int, excludes_targets: bool = False) -> tuple[Tensor, Tensor]:
