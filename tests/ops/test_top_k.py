@@ -165,7 +165,7 @@ def test_is_not_differentiable() -> None:
 def test_opcheck() -> None:
     query, table = _problem()
     targets, pairs = torch.full((N,), -1), (torch.tensor([3, 70]), torch.tensor([1, 0]))
-    for given in ((targets, None, None, 3, None), (targets, *pairs, 3, 16)):
+    for given in ((targets, None, None, 3, None, -1), (targets, *pairs, 3, 16, 5)):
         torch.library.opcheck(torch.ops.torchsparse_rec_scores.top_k.default, (query, table, *given))
         trained = (query.clone().requires_grad_(), table.clone().requires_grad_())
         torch.library.opcheck(torch.ops.torchsparse_rec_scores.top_k.default, (*trained, *given))

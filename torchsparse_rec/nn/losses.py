@@ -50,7 +50,8 @@ def table_cross_entropy(
     Args:
         input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
         table: an ``Embedding`` or ``EmbeddingBag`` of this library or of torch, or a tensor ``[V, D]``. A module's
-            ``padding_idx`` is no candidate, and as a target is ignored.
+            ``padding_idx`` is no candidate, and as a target is ignored. A table of a collection, such as
+            ``collection.embeddings["items"]``, gets a strided gradient in every mode.
         target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``.
         bias: ``[V]``, added to the scores.
         weight: ``[V]``, the weights of the classes, without a gradient.

@@ -97,17 +97,12 @@ def best_rows(
     check_block(name, block)
     queries = query.detach().reshape(math.prod(shape), query.shape[-1]).to(wide(query.dtype))
     targets = torch.full((queries.shape[0],), -1, device=query.device)
-    pairs = []
+    pairs: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     if excluded is not None:
         ids, of = excluded_pairs(name, excluded, targets.shape[0], query.device, "queries")
-        pairs.append((targets_of(ids, rows, -1, True) if keys is None else _rows_of(ids, keys), of))
-    if without is not None:
-        pairs.append((torch.full_like(targets, without), torch.arange(targets.shape[0], device=query.device)))
-    left_out: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
-    if pairs:
-        ids, of = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        left_out = ascending(ids, of, targets)
-    values, found = _top_k(queries, weight.detach(), targets, *left_out, k, block)
+        pairs = ascending(targets_of(ids, rows, -1, True) if keys is None else _rows_of(ids, keys), of, targets)
+    padding = -1 if without is None else without
+    values, found = _top_k(queries, weight.detach(), targets, *pairs, k, block, padding)
     if keys is not None:
         found = keys[found].where(found >= 0, -1)
     return values.reshape(*shape, k), found.reshape(*shape, k)
@@ -138,21 +133,29 @@ def best_of_passes(passes: Passes, rows: Tensor, k: int, excludes_targets: bool 
 
 _library = torch.library.Library("torchsparse_rec_scores", "FRAGMENT")
 _library.define(
-    "top_k(Tensor input, Tensor rows, Tensor targets, Tensor? ids, Tensor? samples, SymInt k, SymInt? block)"
+    "top_k(Tensor input, Tensor rows, Tensor targets, Tensor? ids, Tensor? samples, SymInt k, SymInt? block,"
+    " int padding)"
     " -> (Tensor values, Tensor found)"
 )
 
 
 def _forward(
-    input: Tensor, rows: Tensor, targets: Tensor, ids: Tensor | None, samples: Tensor | None, k: int, block: int | None
+    input: Tensor,
+    rows: Tensor,
+    targets: Tensor,
+    ids: Tensor | None,
+    samples: Tensor | None,
+    k: int,
+    block: int | None,
+    padding: int,
 ) -> tuple[Tensor, Tensor]:
-    of = Samples(input.contiguous(), targets, None, None, ids, samples, 0.0, False, block)
+    of = Samples(input.contiguous(), targets, None, None, ids, samples, 0.0, False, block, padding)
     with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
         return best_of_passes(Passes(of, rows.shape[0]), rows, k)
 
 
 def _fake(
-    input: Tensor, rows: Tensor, targets: Tensor, ids: Tensor | None, samples: Tensor | None, k: int, block: int | None
+    input: Tensor, rows: Tensor, targets: Tensor, ids: Tensor | None, samples: Tensor | None, k: int, *_: int | None
 ) -> tuple[Tensor, Tensor]:
     return input.new_empty(input.shape[0], k), targets.new_empty(input.shape[0], k)
 
