@@ -426,6 +426,22 @@ def test_auto_is_fused_where_the_optimizer_may_step_in_backward(program: str) ->
         _assert_close(model.items.weight, sides[2][1].items.weight)
 
 
+def test_explain_says_what_a_loss_gives() -> None:
+    lines = {}
+    for grad_mode in ("sparse", "fused", None):
+        model = _Model(grad_mode)
+        optimizer = optim.Adam(model.parameters(), in_backward=grad_mode == "fused")
+        assert "a loss over all rows" not in model.items.explain()
+        _train(model, optimizer, "tied", steps=1)
+        lines[grad_mode] = model.items.explain().splitlines()[-1]
+    strided = "  a loss over all rows: a strided gradient"
+    assert lines == {
+        "sparse": strided,
+        None: strided,
+        "fused": "  a loss over all rows: a step of each block in backward",
+    }
+
+
 @pytest.mark.parametrize("grad_mode", ["fused", "dense", "auto"])
 def test_compiles_whole(grad_mode: str) -> None:
     torch.compiler.reset()

@@ -76,11 +76,17 @@ class HasGradMode(FusedOwner):
         )
         title = f"{title}: grad_mode={self._grad_mode!r} -> "
         if self._grad_mode == "auto":
-            way = explained(self, weight, auto.mode)
-            return "\n".join([f"{title}{auto.mode}", way, table, *auto.explain(weight)])
-        why = default if self._grad_mode is None else "as asked"
-        kind = "sparse" if self._grad_mode is None and default == "follows sparse=True" else self._grad_mode or "dense"
-        return "\n".join([f"{title}{kind} ({why})", explained(self, weight, kind), table])
+            kind, heading, rest = auto.mode, auto.mode, auto.explain(weight)
+        else:
+            why = default if self._grad_mode is None else "as asked"
+            kind = (
+                "sparse" if default == "follows sparse=True" and self._grad_mode is None else self._grad_mode or "dense"
+            )
+            heading, rest = f"{kind} ({why})", []
+        if auto.streams:
+            gives = "a step of each block in backward" if kind == "fused" else "a strided gradient"
+            rest.append(f"  a loss over all rows: {gives}")
+        return "\n".join([f"{title}{heading}", explained(self, weight, kind), table, *rest])
 
 
 class GradModeMixin(HasGradMode, TableOwner):

@@ -204,11 +204,15 @@ def _kind(module: GradModeMixin, weight: Tensor) -> str:
     if torch.compiler.is_exporting():
         check_export(module, mode or "dense")
         return "dense"
-    if not torch.is_grad_enabled() or mode not in ("fused", "auto") or not are_trained([weight]):
+    if not torch.is_grad_enabled() or not are_trained([weight]):
         return "dense"
-    kind = "fused"
-    if mode == "auto":
-        kind = module._auto.mode if torch.compiler.is_compiling() else module._auto.wish_of_loss(weight)
-    kind = "fused" if kind == "fused" else "dense"
+    fuses = mode == "fused"
+    if torch.compiler.is_compiling():
+        fuses |= mode == "auto" and module._auto.mode == "fused"
+    elif mode == "auto":
+        fuses = module._auto.wish_of_loss(weight) == "fused"
+    else:
+        module._auto.streams = True
+    kind = "fused" if fuses else "dense"
     check_shards(module, [kind])
     return kind
