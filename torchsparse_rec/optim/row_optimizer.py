@@ -198,7 +198,7 @@ class RowOptimizer(Groups):
             set_grad_enabled(records)
 
     def step_blocks(self, parameter: Tensor, blocks: Iterable[tuple[int, Tensor]]) -> None:
-        """Step a table in a backward, with the gradient of all its rows in blocks; see :func:`update_blocks`."""
+        """Step a table in a backward, with blocks of its gradient: the number of the first row, and all values."""
         with writing([parameter]):
             for group in self.begin_step([parameter], in_backward=True):
                 with group.clock:
