@@ -51,6 +51,9 @@ class _Model(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.randn(ROWS, generator=generator))
 
     def losses(self, program: str, step: int, ids: Tensor, target: Tensor, **options: Any) -> Tensor:
+        if program == "from the loss" and step == 0:
+            loss = nn.table_cross_entropy(self.lone, self.items, target, **options)
+            return loss + self.items(ids).square().mean()
         own = self.lone if program == "untied" else self.lone + self.items(ids).mean(1).to(self.lone.dtype)
         if program == "lookups alone" and step % 3 == 2:
             return own.square().mean()
@@ -300,6 +303,54 @@ def test_a_backward_that_is_asked_for_other_tensors_leaves_the_table(kind: str) 
     assert torch.equal(model.items.weight, before) and model.lone.grad is not None
 
 
+@pytest.mark.parametrize("grad_mode", ["fused", "dense"])
+@pytest.mark.parametrize("program", ["untied", "tied"])
+def test_biases_that_are_stepped_within_the_backward(program: str, grad_mode: str) -> None:
+    sides = []
+    for hooked in (True, False):
+        model = _Model(grad_mode)
+        optimizer = optim.SGD([*model.items.parameters(), model.lone], lr=1.0, in_backward=grad_mode == "fused")
+        of_bias = torch.optim.SGD([model.bias], lr=50.0)
+        if hooked:
+            model.bias.register_post_accumulate_grad_hook(lambda _, step=of_bias.step: step())
+        model.losses(program, 0, *_batches(1)[0]).backward()
+        optimizer.step()
+        if not hooked:
+            of_bias.step()
+        sides.append(model)
+    for own, reference in zip(sides[0].parameters(), sides[1].parameters(), strict=True):
+        assert torch.equal(own, reference)
+
+
+@pytest.mark.parametrize("grad_mode", ["fused", "dense"])
+@pytest.mark.parametrize("program", ["untied", "tied"])
+def test_autocast_around_loss_and_backward_changes_nothing(program: str, grad_mode: str) -> None:
+    sides = []
+    for enabled in (True, False):
+        model = _Model(grad_mode)
+        optimizer = optim.SGD(model.parameters(), lr=1.0, in_backward=grad_mode == "fused")
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            model.losses(program, 0, *_batches(1)[0], label_smoothing=0.5, normalize=True).backward()
+        optimizer.step()
+        sides.append(model)
+    for own, reference in zip(sides[0].parameters(), sides[1].parameters(), strict=True):
+        assert torch.equal(own, reference)
+
+
+@pytest.mark.parametrize("how", ["assign", "parameter"])
+def test_a_table_that_was_replaced_since_the_loss(how: str) -> None:
+    model, (_, target) = _Model("fused"), _batches(1)[0]
+    _optimizer = optim.SGD(model.parameters(), lr=1.0, in_backward=True)
+    loss = nn.table_cross_entropy(model.lone, model.items, target)
+    rows = torch.randn(ROWS, DIM)
+    if how == "assign":
+        model.items.load_state_dict({"weight": rows}, assign=True)
+    else:
+        model.items.weight = torch.nn.Parameter(rows)
+    with pytest.raises(RuntimeError, match="^the gradient of a loss over a table needs .* updated since, or replaced"):
+        torch.autograd.grad(loss, model.lone)
+
+
 def test_a_table_that_was_updated_since_the_loss() -> None:
     model, (_, target) = _Model("fused"), _batches(1)[0]
     optimizer = optim.SGD(model.parameters(), lr=1.0, in_backward=True)
@@ -410,17 +461,25 @@ def test_samples_that_do_not_count(what: str) -> None:
 # ---- auto, compilers, refusals ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["untied", "tied", "lookups alone"])
-def test_auto_is_fused_where_the_optimizer_may_step_in_backward(program: str) -> None:
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize(
+    "program", ["untied", "tied", "lookups alone", "after the loss", "two losses", "from the loss"]
+)
+def test_auto_goes_the_way_of_the_lookups(program: str, is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loss comes first, it goes the fused way if it may, and lookups follow."""
+    if not is_small:
+        for name in ("SMALL_TABLE", "SMALL_ELEMENTS", "ELEMENTS_PER_ID"):
+            monkeypatch.setattr(f"torchsparse_rec.nn.auto.{name}", 0)
     sides = []
     for grad_mode, in_backward in (("auto", True), ("auto", False), ("dense", False)):
         model = _Model(grad_mode)
         optimizer = optim.Adam(model.parameters(), lr=0.05, in_backward=in_backward)
         losses = _train(model, optimizer, program)
         sides.append((losses, model))
-        assert (model.items.weight.grad is None) == in_backward
+        fuses = in_backward and (not is_small or program in ("untied", "from the loss"))
+        assert (model.items.weight.grad is None) == fuses
         if grad_mode == "auto":
-            assert ("grad_mode='auto' -> fused" in model.items.explain()) == in_backward
+            assert ("grad_mode='auto' -> fused" in model.items.explain()) == fuses
     for losses, model in sides[:2]:
         _assert_close(torch.tensor(losses), torch.tensor(sides[2][0]))
         _assert_close(model.items.weight, sides[2][1].items.weight)

@@ -316,9 +316,12 @@ class FusedLookups:
                 read = rows_of(table)
                 for begin, end in passes.blocks():
                     passes.block(read(begin, end), begin, end, None)
-            if steps:
-                self._await_end([weight], [loss])
-        return passes.gradients()
+            gradients = passes.gradients()
+            if steps:  # the end needs the biases as they are, which may be stepped before
+                bias = loss.of.bias
+                of = loss.of._replace(bias=None if bias is None else bias.detach().clone())
+                self._await_end([weight], [loss._replace(of=of)])
+        return gradients
 
 
 def _forget_expired(awaited: dict[int, Callable[[], Any]]) -> None:

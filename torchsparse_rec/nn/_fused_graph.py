@@ -191,23 +191,23 @@ _library.define(
 def _loss(_leaf, input, *rest):
     *of, recorded, training, number, _call = rest
     lookups = owner_of(number).readers_of((0,))
-    losses, maximum, total, (before,) = lookups.losses(Samples(input.contiguous(), *of), recorded and training)
-    token = torch.tensor([-1, before])  # the number of the reader, and the table's version
+    losses, maximum, total, before = lookups.losses(Samples(input.contiguous(), *of), recorded and training)
+    token = torch.tensor([-1, *before])  # the number of the reader, and the table's version
     if recorded:
         token[0] = lookups.expect(lookups.tables(), is_alive(token))
     return losses, maximum, total, token
 
 
 def _loss_fake(_leaf, input, targets, *_):
-    return *forward_fake(input, input, targets), torch.empty(2, dtype=torch.int64)
+    return *forward_fake(input, input, targets), torch.empty(3, dtype=torch.int64)
 
 
 def _loss_backward(grad, leaf, maximum, total, token, input, *rest):
     *options, owner, wanted = rest
-    reader, before = token.tolist()
+    reader, *before = token.tolist()
     loss = Deferred(Samples(input.contiguous(), *options), grad, maximum, total)
     with torch.no_grad():
-        grads = owner_of(owner).readers_of((0,)).finish_loss(None if reader < 0 else reader, [before], loss, wanted)
+        grads = owner_of(owner).readers_of((0,)).finish_loss(None if reader < 0 else reader, before, loss, wanted)
     return torch.zeros_like(leaf), *(grad.new_empty(0) if x is None else x for x in grads)
 
 

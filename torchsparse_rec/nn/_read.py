@@ -173,7 +173,9 @@ def read(plan: LookupPlan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
 
 def versions(weights: Sequence[Tensor], of: str = _OF_WEIGHTS) -> list[int]:
     """
-    Return a number for each table, which every update changes and a flush does not.
+    Return two numbers for each table, of which every update changes the second, and a flush neither.
+
+    The first is the parameter's id, as another parameter may take the table's place.
 
     Args:
         weights: the tables.
@@ -185,7 +187,8 @@ def versions(weights: Sequence[Tensor], of: str = _OF_WEIGHTS) -> list[int]:
     with as_stored():
         if not any(weight.is_inference() for weight in weights):
             with suppress(RuntimeError):  # the weight is one no longer, but torch counts no versions of it either
-                return [version_of(weight) + _is_to_be_written(table_of(weight)) for weight in weights]
+                found = ((id(x), version_of(x) + _is_to_be_written(table_of(x))) for x in weights)
+                return [number for numbers in found for number in numbers]
     raise RuntimeError(
         f"{of} needs a weight that was made outside torch.inference_mode(): replace it by "
         "torch.nn.Parameter(weight.clone()), or make or load the module under torch.no_grad()"
@@ -228,8 +231,8 @@ def check_unchanged(weights: Sequence[Tensor], before: Sequence[int], of: str = 
     """
     if versions(weights, of) != list(before):
         raise RuntimeError(
-            f"{of} needs the tables as they were looked up, but they have been updated since: call backward() before "
-            "the optimizer's step"
+            f"{of} needs the tables as they were looked up, but they have been updated since, or replaced: call "
+            "backward() before the optimizer's step"
         )
 
 

@@ -128,6 +128,8 @@ def _count(
 
 def _auto_kinds(autos: Sequence[AutoChoice], weights: Sequence[Tensor], together: bool) -> list[str]:
     if torch.compiler.is_compiling():
+        for auto in autos:
+            auto.asked = True
         return ["dense" if auto.mode == "sparse" else auto.mode for auto in autos]
     return choose(autos, weights, together)
 

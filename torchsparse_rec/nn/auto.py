@@ -128,7 +128,9 @@ class AutoChoice:
         self.announced: Announced | None = None
         self.mode = "dense"
         self.settled = False
-        self.streams = False  # whether a loss over all rows reads the table
+        self.asked = False  # whether a lookup has asked for a layout
+        self.has_loss = False  # whether a loss over all rows reads the table
+        self.follows = False  # whether such a loss came before all lookups, which follow its choice
 
     def __getstate__(self) -> dict[str, Any]:
         """Return only the estimate: a copy has another parameter, so its optimizer must be announced again."""
@@ -194,6 +196,7 @@ class AutoChoice:
 
     def wish(self, weight: Tensor) -> str:
         """Return the layout of the next gradient that is best for the table by itself, and allowed."""
+        self.asked = True
         if self.settled:
             obstacle = self.obstacle(weight) if self.mode == "sparse" else None
             if obstacle is not None and table_of(weight).optimizer is None:
@@ -204,7 +207,7 @@ class AutoChoice:
             return self.mode
         if self.announced is not None and self.optimizer(weight) == "torch.SparseAdam":
             return "dense" if self.obstacle(weight) is not None else "sparse"
-        if self.streams and self.may_fuse(weight) and self.obstacle(weight) is None:
+        if self.follows and self._fuses(weight):
             return "fused"
         # Sizes come first: they cost less than a look at the optimizer, and decide for most tables.
         if not self.lookups or self._is_dense(weight) or self.obstacle(weight) is not None:
@@ -215,27 +218,30 @@ class AutoChoice:
         """
         Return ``"fused"`` or ``"dense"``, the layout of the gradient that a loss over all rows gives the table.
 
-        Lookups of the table must go the same way. Those of the first step may have gone the dense one already.
+        A backward that steps the table must bring all of its gradient. So a loss goes the way of the lookups before it;
+        of a table without lookups, backward steps the table if it may.
         """
-        first, self.streams = not self.streams, True
-        may = not self.settled and self.may_fuse(weight) and self.obstacle(weight) is None
-        if not may or (first and self.lookups and self.mode != "fused"):
-            return "dense"
-        self.mode = "fused"
-        return "fused"
+        self.has_loss = True
+        if not self.asked:
+            self.follows = True
+        if self.follows and not self.settled:
+            self.mode = "fused" if self._fuses(weight) else "dense"
+        return "fused" if self.mode == "fused" and self._fuses(weight) else "dense"
+
+    def _fuses(self, weight: Tensor) -> bool:
+        return self.may_fuse(weight) and self.obstacle(weight) is None
 
     def _is_dense(self, weight: Tensor) -> bool:
         return is_dense(weight, self.ids / self.lookups, self.may_fuse)
 
     def joins(self, weight: Tensor) -> bool:
         """Say whether backward may update the table although a dense gradient is best for the table by itself."""
-        may = not self.settled and self.lookups > 0 and self.may_fuse(weight)
-        return may and self.obstacle(weight) is None
+        return not self.settled and self.lookups > 0 and self._fuses(weight)
 
     def stays_dense(self, weight: Tensor) -> bool:
         """Say whether a single table's gradient is dense whatever else changes, and lookups need not be counted."""
         settled = self.mode == "dense" and self.frozen and self.announced is None
-        return settled and not self.streams and is_small(weight)
+        return settled and not self.follows and is_small(weight)
 
     def may_fuse(self, weight: Tensor) -> bool:
         """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""
@@ -263,7 +269,7 @@ class AutoChoice:
     def _why(self, optimizer: str, weight: Tensor) -> str:
         if optimizer == "torch.SparseAdam":
             return "SparseAdam takes sparse gradients only"
-        if self.streams and self.mode == "fused":
+        if self.follows and self.mode == "fused":
             return "a loss over all rows steps the table in backward, so that its gradient is never there"
         if not self.lookups:
             return "nothing is known of the lookups yet"

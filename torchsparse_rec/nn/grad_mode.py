@@ -83,7 +83,7 @@ class HasGradMode(FusedOwner):
                 "sparse" if default == "follows sparse=True" and self._grad_mode is None else self._grad_mode or "dense"
             )
             heading, rest = f"{kind} ({why})", []
-        if auto.streams:
+        if auto.has_loss:
             gives = "a step of each block in backward" if kind == "fused" else "a strided gradient"
             rest.append(f"  a loss over all rows: {gives}")
         return "\n".join([f"{title}{heading}", explained(self, weight, kind), table, *rest])

@@ -45,7 +45,8 @@ def table_cross_entropy(
     * ``"dense"``, None and ``"sparse"``: strided, as every row has a gradient.
     * ``"fused"``: it is never there. Backward steps each block of rows as it has the block's gradient. Where lookups or
       other losses of the same backward reach the table, it steps all rows once when the backward ends.
-    * ``"auto"``: as ``"fused"`` if the optimizer has ``in_backward=True``, else as ``"dense"``.
+    * ``"auto"``: ``"fused"`` if the optimizer has ``in_backward=True``, and the table's lookups are fused or there are
+      none; else ``"dense"``.
 
     Args:
         input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
@@ -212,7 +213,7 @@ def _kind(module: GradModeMixin, weight: Tensor) -> str:
     elif mode == "auto":
         fuses = module._auto.wish_of_loss(weight) == "fused"
     else:
-        module._auto.streams = True
+        module._auto.has_loss = True
     kind = "fused" if fuses else "dense"
     check_shards(module, [kind])
     return kind

@@ -233,11 +233,11 @@ def backward_of(
     """Return the gradients of input, rows and bias, each empty where it is not wanted."""
     input_wanted, rows_wanted, bias_wanted = wanted
     rows_grad = torch.empty_like(rows, memory_format=torch.contiguous_format) if rows_wanted else None
-    backward = Backward(passes, grad, maximum, total, input_wanted, bias_wanted)
     with torch.autocast(rows.device.type, enabled=False):
+        backward = Backward(passes, grad, maximum, total, input_wanted, bias_wanted)
         for begin, end in passes.blocks():
             backward.block(rows[begin:end], begin, end, None if rows_grad is None else rows_grad[begin:end])
-    input_grad, bias_grad = backward.gradients()
+        input_grad, bias_grad = backward.gradients()
     results = [(passes.of.input, input_grad), (rows, rows_grad), (rows, bias_grad)]
     return tuple(like.new_empty(0) if x is None else x for like, x in results)  # type: ignore[return-value]
 
