@@ -2,7 +2,7 @@
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if torch has CUDA and nvcc is found)
-# ARGS="..."                 more arguments for ncf, wide-deep, dlrm, distributed, test, test-full and bench
+# ARGS="..."                 more arguments for ncf, sasrec, wide-deep, dlrm, distributed, test, test-full and bench
 
 PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))
 PYTHON ?= python3
@@ -32,7 +32,7 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep dlrm distributed test test-full sanitize sanitize-cpu sanitize-emulated races bench docs build \
+.PHONY: help ncf sasrec wide-deep dlrm distributed test test-full sanitize sanitize-cpu sanitize-emulated races bench docs build \
   requirements lint format clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -48,6 +48,11 @@ help:
 ncf: $(BUILT) $(VENV)/.examples
 	@echo "by default 30 epochs of ml-100k: about a minute on two cores that are free"
 	$(BIN)/python -m torchsparse_rec.examples.ncf $(ARGS)
+
+## train SASRec on MovieLens, ranking all items, and print HR@10 and NDCG@10
+sasrec: $(BUILT) $(VENV)/.examples
+	@echo "by default 60 epochs of ml-100k: about a minute on two cores that are free"
+	$(BIN)/python -m torchsparse_rec.examples.sasrec $(ARGS)
 
 ## train Wide & Deep on generated examples and print AUC and log loss
 wide-deep: $(BUILT) $(VENV)/.examples

@@ -87,12 +87,15 @@ class Parser(argparse.ArgumentParser):
         rates = ", ".join(f"{rate:g} for {name}" for name, rate in self.rates.items())
         self.setting("--lr", None, f"learning rate, default {rates}", type=positive_float)
 
-    def add_machine(self) -> None:
-        """Add the flags of where a run computes."""
+    def add_machine(self, over_ranks: bool = True) -> None:
+        """Add the flags of where a run computes, perhaps on several ranks."""
         plans = ("auto", "row_wise", "table_wise", "column_wise", "data_parallel")
         cpu = torch.device("cpu")
         self.add_argument("--device", type=device, default=cpu, help="cpu or cuda, default cpu")
         self.add_argument("--threads", type=at_least(1), help="threads of torch and TensorFlow, default torch's choice")
+        if not over_ranks:
+            self.set_defaults(plan=None)
+            return
         where = "where tables are, under torchrun; default auto: by their sizes"
         self.add_argument("--plan", choices=plans, help=where)
 

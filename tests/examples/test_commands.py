@@ -11,7 +11,7 @@ import torch
 from examples.cases import assert_same_end, history_of, refused, run, said_in, write_criteo
 
 from torchsparse_rec import checkpoint
-from torchsparse_rec.examples import _common, dlrm, ncf, wide_deep
+from torchsparse_rec.examples import _common, dlrm, ncf, sasrec, wide_deep
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -20,6 +20,8 @@ NUMBER = r"[01]\.\d\d\d\d"
 FIGURES = rf"AUC {NUMBER} log loss {NUMBER}"
 CLICKS = rf"epoch {{epoch}}/2 step {{step}}  loss {NUMBER}  held out: {FIGURES}  [\d,]+ samples/s"
 RANKING = rf"HR@10 {NUMBER} NDCG@10 {NUMBER}"
+LAST = rf"test-HR@10 {NUMBER} test-NDCG@10 {NUMBER}"
+SPLITS = rf"valid-HR@10 {NUMBER} valid-NDCG@10 {NUMBER} {LAST}"
 small = cache(lambda: ncf.generated(150, 300, 4500, seed=1))
 
 
@@ -48,6 +50,14 @@ EXAMPLES = {
         rf"epoch {{epoch}}/2  {RANKING} full-HR@10 {NUMBER} full-NDCG@10 {NUMBER} loss {NUMBER} [\d,]+ samples/s",
         rf"last epoch 2: {RANKING}, best epoch [12]: {RANKING}",
     ),
+    "sasrec": Example(
+        sasrec,
+        "--dim 8 --positions 10 --blocks 1 --batch-size 19",
+        "--output-dir",
+        "data: small data: 150 users, 300 items, 4,500 interactions",
+        rf"epoch {{epoch}}/2  {SPLITS} loss \d\.\d\d\d\d [\d,]+ users/s",
+        rf"last epoch 2: {LAST}, best epoch [12] by valid-NDCG@10: {LAST}",
+    ),
     "wide_deep": Example(
         wide_deep,
         "--rows 200 --samples 1024 --held-out 256 --batch-size 128 --embedding-dim 4 --mlp 16,8 --lr 0.5",
@@ -73,6 +83,10 @@ EXAMPLES = {
 def example(request, monkeypatch):
     monkeypatch.setattr(ncf, "load", lambda *_: (small(), "small data"))
     return EXAMPLES[request.param]
+
+
+# Those that train over ranks, and beside TensorFlow.
+OVER_RANKS = pytest.mark.parametrize("example", ["ncf", "wide_deep", "dlrm"], indirect=True)
 
 
 @pytest.fixture
@@ -126,7 +140,7 @@ def test_threads_are_torchs(example, tmp_path, restore_threads, undrawn):
 
 @pytest.mark.parametrize("package", ["torchmetrics", "safetensors"])
 def test_without_a_package_nothing_is_trained(example, package, tmp_path, monkeypatch, capsys):
-    if (example.command, package) != (ncf, "torchmetrics"):
+    if package != "torchmetrics" or example.command not in (ncf, sasrec):
         monkeypatch.setitem(sys.modules, package, None)
         text = refused(capsys, example.command, *example.into(tmp_path))
         assert text.endswith(f"the example needs {package}: pip install 'torchsparse_rec[examples]'")
@@ -156,6 +170,7 @@ def test_it_refuses_flags(example, flags, text, capsys):
     assert text in refused(capsys, example.command, *flags.split())
 
 
+@OVER_RANKS
 def test_it_compares_in_one_process_and_anew(example, tmp_path, capsys, monkeypatch):
     compare = [*(["--tables", "hashed"] if example.command is dlrm else []), "--compare", "tensorflow"]
     goes_on = "--checkpoint" if example.command is dlrm else "--resume"
@@ -167,6 +182,7 @@ def test_it_compares_in_one_process_and_anew(example, tmp_path, capsys, monkeypa
     assert text.endswith("--compare runs in one process on the CPU: it goes neither with torchrun nor with cuda")
 
 
+@OVER_RANKS
 def test_without_tensorflow_compare_says_so(example, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     flags = ["--tables", "hashed"] if example.command is dlrm else []
@@ -178,6 +194,7 @@ def test_without_tensorflow_compare_says_so(example, monkeypatch, capsys):
     assert text.endswith("of the repository: run it in the folder of a checkout")
 
 
+@OVER_RANKS
 def test_a_flag_of_ranks_needs_torchrun(example, tmp_path, capsys):
     text = refused(capsys, example.command, *example.into(tmp_path), "--plan", "row_wise")
     assert text.endswith("--plan is of tables over ranks: start the command under torchrun")
@@ -207,8 +224,8 @@ def test_a_full_disk_ends_training_with_one_line(example, tmp_path, monkeypatch,
 
 
 def test_a_loss_that_is_no_number_ends_training_with_one_line(example, tmp_path, monkeypatch, capsys):
-    train = _common.train
-    monkeypatch.setattr(_common, "train", lambda *given: train(*given) * torch.nan)
+    step = _common.step
+    monkeypatch.setattr(_common, "step", lambda *given: step(*given) * torch.nan)
     with pytest.raises(SystemExit) as stopped:
         run(example.command, *example.into(tmp_path), "--epochs", 1)
     assert stopped.value.code == 1
@@ -238,7 +255,7 @@ def test_it_refuses_to_go_on_with_other_settings_data_and_nothing_to_do(
     text = refused(capsys, example.command, *on, "--epochs", 1)
     assert text.endswith(f"{saved} has 1 epochs and 8 steps already: more must be asked for")
     other = on
-    if example.command is ncf:
+    if example.command in (ncf, sasrec):
         monkeypatch.setattr(ncf, "load", lambda *_: (ncf.generated(150, 300, 4500, seed=2), "other data"))
     else:
         write_criteo(tmp_path / "train.txt", 20)
@@ -248,7 +265,7 @@ def test_it_refuses_to_go_on_with_other_settings_data_and_nothing_to_do(
 
 
 def test_ctrl_c_draws_the_curves_and_says_how_to_go_on(example, tmp_path, monkeypatch, capsys):
-    straight, cut, train = tmp_path / "straight", tmp_path / "cut", _common.train
+    straight, cut, step = tmp_path / "straight", tmp_path / "cut", _common.step
     flags = list(map(str, example.into(cut, "--epochs", 2)))
     monkeypatch.setattr(sys, "argv", ["example", *flags])
     steps = iter(range(100))
@@ -256,9 +273,9 @@ def test_ctrl_c_draws_the_curves_and_says_how_to_go_on(example, tmp_path, monkey
     def interrupted(*given):
         if next(steps) == 8 + 3:
             raise KeyboardInterrupt
-        return train(*given)
+        return step(*given)
 
-    monkeypatch.setattr(_common, "train", interrupted)
+    monkeypatch.setattr(_common, "step", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
         run(example.command, *flags)
     if example.command is dlrm:
@@ -274,7 +291,7 @@ def test_ctrl_c_draws_the_curves_and_says_how_to_go_on(example, tmp_path, monkey
     assert_same_end(straight, cut)
 
 
-@pytest.mark.parametrize("example", ["ncf", "wide_deep"], indirect=True)
+@pytest.mark.parametrize("example", ["ncf", "sasrec", "wide_deep"], indirect=True)
 def test_resume_without_a_path_is_of_the_runs_folder(example, tmp_path, monkeypatch, capsys, undrawn):
     monkeypatch.chdir(tmp_path)
     assert f"there is no checkpoint runs/{example.name}/checkpoint" in refused(capsys, example.command, "--resume")

@@ -58,6 +58,11 @@ def train(model: nn.Module, optimizer: Any, logits: Tensor, labels: Tensor, rank
         loss = binary_cross_entropy_with_logits(logits, labels)
     else:  # its mean over ranks is that of all examples
         loss = distributed.global_mean(binary_cross_entropy_with_logits(logits, labels, reduction="none"))
+    return step(model, optimizer, loss, ranks)
+
+
+def step(model: nn.Module, optimizer: Any, loss: Tensor, ranks: Ranks) -> Tensor:
+    """Go backward and update; return the loss, the mean over ranks, without waiting for it."""
     optimizer.zero_grad()
     loss.backward()
     ranks.average_gradients(model)
