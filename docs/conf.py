@@ -72,7 +72,7 @@ NAVIGATION = {
                 "profiling",
                 "serving",
             ),
-            *("cuda", "tensorflow", "keras", "clients", "zoo", "ncf", "wide_deep", "dlrm"),
+            *("cuda", "tensorflow", "keras", "clients", "zoo", "ncf", "retrieval", "wide_deep", "dlrm"),
         )
     ],
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],

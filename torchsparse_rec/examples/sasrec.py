@@ -192,12 +192,6 @@ def loss_of(model: SASRec, batch: Batch, loss: str, log_q: Tensor) -> Tensor:
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
 
-def best_items(query: Tensor, rows: Tensor, seen: Tensor) -> Tensor:
-    """Return the numbers of the best rows for each query, those seen left out: ``[U, TOP]``."""
-    scores = torch.nn.functional.pad(query @ rows.T, (0, 1))
-    return scores.scatter_(1, seen.where(seen >= 0, len(rows)), -torch.inf)[:, :-1].topk(TOP).indices
-
-
 @torch.no_grad()
 def evaluate(model: SASRec, split: Split, back: int, name: str) -> dict[str, float]:
     """
@@ -214,7 +208,7 @@ def evaluate(model: SASRec, split: Split, back: int, name: str) -> dict[str, flo
     for begins, ends in zip(split.begins.split(1024), (split.ends - back).split(1024), strict=True):
         inputs = windows(split.items, begins, ends, len(model.places), model.num_items)
         seen = windows(split.items, begins, ends, int((ends - begins).max()), -1)
-        best = best_items(model(inputs)[:, -1], model.items.weight[:-1], seen)
+        _, best = nn.TopK(TOP)(model(inputs)[:, -1], model.items, excluded=seen)
         found = best == split.items[ends].unsqueeze(1)
         ranks.append(found.int().argmax(1).where(found.any(1), TOP))
     model.train()
@@ -400,8 +394,9 @@ def cost(settings: Namespace, num_items: int, name: str, device: torch.device, s
     if device.type == "cuda":
         used = torch.cuda.max_memory_allocated(device)
     targets, table = settings.batch_size * settings.positions, num_items * settings.dim * 4
+    what = name if name == "torch" else f"{name}, loss {loss}, grad_mode {settings.grad_mode}"
     print(
-        f"{name}, loss {loss}, grad_mode {settings.grad_mode}: {statistics.median(seconds[1:]):.3f} s a step of "
+        f"{what}: {statistics.median(seconds[1:]):.3f} s a step of "
         f"{targets:,} targets, {used / 1e6:,.0f} MB at most; the table of {num_items:,} items has {table / 1e6:,.0f}"
     )
     return 0
