@@ -32,8 +32,8 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf sasrec wide-deep dlrm distributed test test-full sanitize sanitize-cpu sanitize-emulated races bench docs build \
-  requirements lint format clean FORCE
+.PHONY: help ncf sasrec wide-deep dlrm distributed test test-full sanitize sanitize-cpu sanitize-emulated races bench \
+  docs build requirements lint format clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
