@@ -118,13 +118,12 @@ class InBackward(Checkpoints):
                 if reached:
                     zeroed.update(reached.intersection(map(id, self._all_parameters())))
             else:
-                if reached:
-                    its = [*map(id, self._all_parameters())]
-                    reached.difference_update(its)
-                    zeroed.difference_update(its)
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         if grad_of(parameter) is not None:
                             set_grad(parameter, None)
+                        if reached:
+                            reached.discard(id(parameter))
+                            zeroed.discard(id(parameter))
         if collecting and self.in_backward:
             forget_collected(self._all_parameters())
