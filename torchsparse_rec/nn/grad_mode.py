@@ -79,9 +79,7 @@ class HasGradMode(FusedOwner):
             kind, heading, rest = auto.mode, auto.mode, auto.explain(weight)
         else:
             why = default if self._grad_mode is None else "as asked"
-            kind = (
-                "sparse" if default == "follows sparse=True" and self._grad_mode is None else self._grad_mode or "dense"
-            )
+            kind = self._grad_mode or ("sparse" if default == "follows sparse=True" else "dense")
             heading, rest = f"{kind} ({why})", []
         if auto.has_loss:
             gives = "a step of each block in backward" if kind == "fused" else "a strided gradient"

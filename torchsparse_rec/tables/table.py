@@ -330,11 +330,11 @@ def _forget_swapped(x: Tensor) -> None:
 see_swapped(_forget_swapped)
 
 
-def _forget(key: int, _reference: Any = None) -> None:
-    """Forget the table of a parameter, which has the number ``key`` no longer."""
-    _tables.pop(key, None)
-    reached.discard(key)
-    zeroed.discard(key)
+def _forget(key: int, _: Any = None, tables=_tables, ids=(reached, zeroed)) -> None:  # type: ignore[no-untyped-def]
+    """Forget what is known of the parameter with the id ``key``, also at Python's end, when globals are gone."""
+    tables.pop(key, None)
+    for each in ids:
+        each.discard(key)
 
 
 def _nothing() -> None:
