@@ -95,6 +95,10 @@ def test_keys_of_a_table_that_grows(key_dtype: torch.dtype) -> None:
         [[3.0, 1.0], [9.0, 1.0], [-1.0, -2.0]],
         [[2**31 - 1, -1], [70, 2**31 - 1], [-1, 5]],
     )
+    # The key -1 is left, and a place without a key.
+    _assert_best(
+        best(QUERY[:1], table, excluded=torch.tensor([[-9, 5, 2**31 - 1, 70]])), [[1.0, -math.inf]], [[-1, -1]]
+    )
     jagged = JaggedTensor(torch.tensor([70, 5, -9]), lengths=torch.tensor([1, 1, 1]))
     assert best(QUERY, table, excluded=jagged)[1].tolist() == [[2**31 - 1, -1], [70, 2**31 - 1], [-1, 5]]
 
