@@ -14,7 +14,8 @@ from torch import Tensor
 from torchsparse_rec import JaggedTensor, nn, optim
 from torchsparse_rec.tables.table import table_of
 
-pytestmark = pytest.mark.usefixtures("kernels")
+# The kernels that a loss calls have tests of their own, emulated too: here those that choose what they are given.
+KERNELS = pytest.mark.usefixtures("kernels")
 
 ROWS, DIM, SAMPLES = 301, 12, 24
 
@@ -38,7 +39,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Lion": lambda p, **more: optim.Lion(p, lr=0.001, weight_decay=0.1, **more),
 }
 # What a step reads of the table: ids that are looked up before the loss, how many losses, ids that are after it.
-PROGRAMS = ("untied", "tied", "lookups alone", "after the loss", "two losses", "bags")
+PROGRAMS = ("untied", "tied", "lookups alone", "after the loss", "two losses")
 
 
 class _Model(torch.nn.Module):
@@ -86,7 +87,7 @@ def _assert_close(actual: Tensor, wanted: Tensor, most: float = 3e-6) -> None:
     assert (actual.detach() - wanted.detach()).abs().max() <= most * max(wanted.detach().abs().max(), 1)
 
 
-@pytest.mark.parametrize("program", [p for p in PROGRAMS if p != "bags"])
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.filterwarnings("ignore:.*updates all rows of a table:UserWarning")
 def test_fused_is_dense(name: str, program: str) -> None:
@@ -97,6 +98,13 @@ def test_fused_is_dense(name: str, program: str) -> None:
     for own, reference in zip(fused.parameters(), dense.parameters(), strict=True):
         _assert_close(own, reference)
     assert fused.items.weight.grad is None
+
+
+@KERNELS
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Ftrl"])
+@pytest.mark.filterwarnings("ignore:.*updates all rows of a table:UserWarning")
+def test_kernels_of_both_devices(name: str) -> None:
+    test_fused_is_dense(name, "two losses")
 
 
 def _float64(input: Tensor, rows: Tensor, target: Tensor, options: dict[str, Any], padding: int = -1) -> Tensor:
@@ -138,6 +146,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@KERNELS
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize("grad_mode", ["fused", "dense"])
 @pytest.mark.parametrize("name", OPTIONS)
@@ -203,6 +212,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     _assert_close(its, wanted, most)
 
 
+@KERNELS
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])
 @pytest.mark.filterwarnings("ignore:.*updates all rows of a table:UserWarning")
 def test_stochastic_rounding_moves_rows_by_their_mean(name: str) -> None:
@@ -244,6 +254,7 @@ def test_a_transposed_table() -> None:
 # ---- Stale rows, versions, backwards ---------------------------------------------------------------------------------
 
 
+@KERNELS
 @pytest.mark.parametrize("grad_mode", ["fused", "sparse", "auto"])
 def test_rows_that_are_stale_are_read_up_to_date(grad_mode: str) -> None:
     model, reference = _Model(grad_mode), _Model("dense")
@@ -432,6 +443,7 @@ def test_two_tables_and_two_optimizers() -> None:
         _assert_close(own, reference)
 
 
+@KERNELS
 @pytest.mark.parametrize("what", ["all ignored", "all excluded", "no samples", "nan"])
 def test_samples_that_do_not_count(what: str) -> None:
     sides = []
