@@ -55,16 +55,14 @@ def table_cross_entropy(
             ``collection.embeddings["items"]``, gets a strided gradient in every mode.
         target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``.
         bias: ``[V]``, added to the scores.
-        weight: ``[V]``, the weights of the classes, without a gradient.
-        ignore_index: the target of samples that are left out.
-        reduction: ``"mean"`` (default), which divides by the sum of the targets' weights, ``"sum"`` or ``"none"``.
-        label_smoothing: the part of a target that all classes share alike, in ``[0, 1]``, and 0 where classes are
-            excluded. Default 0.
-        temperature: the number above 0 that products are divided by, before the bias is added. Default 1.
-        normalize: whether samples and rows are divided by their Euclidean norms, of at least 1e-12. Default False.
-        excluded: the rows that do not count for a sample: a ``JaggedTensor`` of N rows of ids, or ``[N, E]`` int64
-            filled up with -1. A sample's target always counts.
-        block: the number of rows that are read at a time. The default gives 1 MB of scores, and at least 256 rows.
+        weight: the argument of :func:`torchsparse_rec.ops.linear_cross_entropy`, as are all that follow.
+        ignore_index: the argument of that function.
+        reduction: the argument of that function.
+        label_smoothing: the argument of that function.
+        temperature: the argument of that function.
+        normalize: the argument of that function.
+        excluded: the argument of that function.
+        block: the argument of that function.
 
     Returns:
         A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64.
