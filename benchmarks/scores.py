@@ -77,7 +77,7 @@ def step(given: list[Tensor], kind: str, tied: bool = False) -> Make:
     Return the call of a training step with exact Adam.
 
     Args:
-        given: what :func:`drawn` returns.
+        given: the result of :func:`drawn`.
         kind: the gradient mode of our table; ``"torch"``: its table, all scores, and its optimizer.
         tied: whether the samples are rows of the table.
     """

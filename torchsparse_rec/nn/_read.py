@@ -223,7 +223,7 @@ def check_unchanged(weights: Sequence[Tensor], before: Sequence[int], of: str = 
 
     Args:
         weights: the tables.
-        before: what :func:`versions` returned in the forward.
+        before: the result of :func:`versions` in the forward.
         of: the name of the gradient that needs these values.
 
     Raises:
