@@ -361,7 +361,12 @@ FAULTS = {
         ("bound", "warp < blockDim.x / kWarp", "warp + 1 < blockDim.x / kWarp", "scores_"),
         ("bound", "value >= rows);", "value > rows);", "targets"),
         ("bound", "if (place >= kThreads) return false;", "if (place >= kThreads) return true;", "scores_top"),
-        ("step", "    if (mine == 0) *count = 0;\n", "", "scores_top"),
+        (
+            "sign",
+            "+= is_better(values[i], rows[i], values[mine], rows[mine])",
+            "+= values[i] > values[mine]",
+            "scores_top",
+        ),
         ("sign", "end = k; end > stay; end -=", "end = k; end > stay + 1; end -=", "scores_top"),
         ("step", "    found.merge(best, best_rows, k);\n  }\n}", "  }\n}", "scores_top"),
     ],
