@@ -497,6 +497,20 @@ def test_auto_goes_the_way_of_the_lookups(program: str, is_small: bool, monkeypa
         _assert_close(model.items.weight, sides[2][1].items.weight)
 
 
+def test_a_sparse_table_with_stale_rows_breaks_the_graph() -> None:
+    torch.compiler.reset()
+    model, (ids, target) = _Model("sparse"), _batches(1)[0]
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    for rows in (ids, ids[:1], ids[1:2]):
+        optimizer.zero_grad()
+        model.items(rows).sum().backward()
+        optimizer.step()
+    run = torch.compile(lambda: nn.table_cross_entropy(model.lone, model.items, target), backend="aot_eager")
+    assert table_of(model.items.stored_weight()).is_stale()
+    loss = run()
+    torch.testing.assert_close(loss, F.cross_entropy(model.lone @ model.items.weight.T, target))
+
+
 def test_explain_says_what_a_loss_gives() -> None:
     lines = {}
     for grad_mode in ("sparse", "fused", None):
