@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -603,6 +604,44 @@ def test_refusals_name_what_is_wrong() -> None:
     model = _Model("fused")
     assert "no optimizer" in _message(loss(model.items)) or "got none" in _message(loss(model.items))
     assert model.items.weight.grad is None and optimizer is not None
+
+
+def test_parts_of_tables_over_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of one rank would be taken for all."""
+    monkeypatch.setattr("torchsparse_rec.nn.losses.split_part", lambda _: SimpleNamespace(name="items"))
+    config = nn.EmbeddingConfig(name="t", num_embeddings=40, embedding_dim=DIM, feature_names=["f"])
+    of_collection = nn.EmbeddingCollection([config]).embeddings["t"]
+    for table in (_Model("fused").items, of_collection, _Model(None).items.weight):
+        with pytest.raises(ValueError, match="^table_cross_entropy: table must be whole .* part of table 'items'"):
+            nn.table_cross_entropy(torch.ones(1, DIM), table, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "auto"])
+def test_a_gradient_that_ddp_does_not_expect_is_refused(grad_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (_, target) = _Model(grad_mode), _batches(1)[0]
+    monkeypatch.setattr("torchsparse_rec.nn.losses.is_in_ddp", lambda: True)
+    monkeypatch.setattr(model.items._auto, "mode", "sparse")
+    monkeypatch.setattr(model.items._auto, "asked", True)
+    with pytest.raises(RuntimeError, match=f"^table_cross_entropy: with grad_mode='{grad_mode}' DistributedData"):
+        nn.table_cross_entropy(model.lone, model.items, target)
+
+
+def test_a_table_of_padding_alone() -> None:
+    table = nn.Embedding(1, DIM, padding_idx=0)
+    losses = nn.table_cross_entropy(
+        torch.ones(2, DIM), table, torch.tensor([0, -100]), label_smoothing=0.1, reduction="none"
+    )
+    assert losses.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_compiled_loss_over_a_sparse_table_without_its_gradient(frozen: bool) -> None:
+    torch.compiler.reset()
+    model, (_, target) = _Model("sparse"), _batches(1)[0]
+    model.items.requires_grad_(not frozen)
+    run = torch.compile(lambda: nn.table_cross_entropy(model.lone, model.items, target), backend="aot_eager")
+    with torch.set_grad_enabled(frozen):
+        torch.testing.assert_close(run(), F.cross_entropy(model.lone @ model.items.weight.T, target))
 
 
 def test_a_bad_target_raises_before_anything_is_written() -> None:

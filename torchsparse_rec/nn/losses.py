@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored
+from .._torch_modules import is_in_ddp
 from ..jagged import JaggedTensor
 from ..jagged.checks import type_name
 from ..ops.scores import Options, cross_entropy
 from ..tables.stale import are_trained
-from ..tables.table import table_if_any
+from ..tables.table import split_part
 from ._fused_graph import fused_loss, number_of_call
 from ._fused_loss import fused_losses
+from ._owner import TableOwner
 from ._refusals import check_export, check_shards
 from .grad_mode import GradModeMixin
 
@@ -87,6 +89,8 @@ def table_cross_entropy(
         tensor([0.2395, 2.2395])
     """
     options = Options(weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block)
+    if not torch.compiler.is_compiling():
+        _refuse_part(table)
     padding, losses_of = None, None
     if isinstance(table, Tensor):
         rows = table
@@ -175,18 +179,12 @@ def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
     """Return a table, and how the loss of each sample is made; None: of the rows, which are then up to date."""
     stored = module.stored_weight()
     with as_stored():
-        table = table_if_any(stored)
-        if table is not None and table.part is not None:
-            raise ValueError(
-                f"{_NAME}: table must be whole in this process, got a part of a table over ranks: "
-                "nn.sampled_softmax_loss takes it"
-            )
         kind = _kind(module, stored)
         wanted = torch.is_grad_enabled() and stored.requires_grad
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         # A table that has a dense gradient has no stale rows. A sparse one is flushed, outside of the graph.
         sparse = module._grad_mode == "sparse" or (module._grad_mode is None and module._sparse)
-        if kind == "fused" or (module._may_be_stale() and not wanted):
+        if kind == "fused" or (not sparse and module._may_be_stale() and not wanted):
             module._refuse_tracing()
             how = kind == "fused", module.training, module._number, number_of_call()
             return stored, lambda *of: fused_loss(module._leaf, *of, *how)[0]
@@ -195,6 +193,17 @@ def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
         return module.weight, None
     module._refuse_tracing()
     return stored, lambda *of: fused_losses(module.readers_of((0,)), of, module.training)
+
+
+def _refuse_part(table: Any) -> None:
+    """Raise ``ValueError`` for one rank's rows of a table, which would be taken for all."""
+    weight = table.stored_weight() if isinstance(table, TableOwner) else table
+    part = split_part(weight) if isinstance(weight, Tensor) else None
+    if part is not None:
+        raise ValueError(
+            f"{_NAME}: table must be whole in this process, got this rank's part of table {part.name!r}: "
+            "nn.sampled_softmax_loss takes tables over ranks"
+        )
 
 
 def _kind(module: GradModeMixin, weight: Tensor) -> str:
@@ -213,5 +222,10 @@ def _kind(module: GradModeMixin, weight: Tensor) -> str:
     else:
         module._auto.has_loss = True
     kind = "fused" if fuses else "dense"
+    if is_in_ddp() and (mode == "sparse" or (mode == "auto" and module._auto.mode == "sparse")):
+        raise RuntimeError(
+            f"{_NAME}: with grad_mode={mode!r} DistributedDataParallel expects a sparse gradient, and a loss over all "
+            "rows gives a strided one: choose grad_mode='dense' for the table"
+        )
     check_shards(module, [kind])
     return kind

@@ -62,7 +62,7 @@ class Passes:
         count, self.dim = of.input.shape
         most = min(_BLOCK_SCORES // max(count, 1), _BLOCK_ELEMENTS // max(self.dim, 1))
         self.size = min(of.block or max(_LEAST_ROWS, most // 32 * 32), rows)
-        self.classes = rows - (of.padding >= 0)
+        self.classes = max(rows - (of.padding >= 0), 1)
         self._scores = of.input.new_empty(count * self.size)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
