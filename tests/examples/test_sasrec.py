@@ -263,6 +263,7 @@ def test_command_refuses_what_it_cannot_use(loaded, tmp_path, capsys, monkeypatc
     assert refused(capsys, sasrec).endswith("the example runs in one process: start it without torchrun")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason=f"${ncf.FOLDER_VARIABLE} is not set")
 def test_ml_100k_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(_common, "draw", lambda *_: "no curves")

@@ -213,7 +213,6 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     _assert_close(its, wanted, most)
 
 
-@KERNELS
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])
 @pytest.mark.filterwarnings("ignore:.*updates all rows of a table:UserWarning")
 def test_stochastic_rounding_moves_rows_by_their_mean(name: str) -> None:
@@ -634,6 +633,7 @@ def test_a_table_of_padding_alone() -> None:
     assert losses.tolist() == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_compiled_loss_over_a_sparse_table_without_its_gradient(frozen: bool) -> None:
     torch.compiler.reset()
