@@ -18,7 +18,7 @@ from torch import Tensor
 from torchsparse_rec import nn, ops, optim
 
 from .machine import begin_peak_anew, memory
-from .rows import Case, CudaTargets, Fact, Make, Options, Row, UnavailableError
+from .rows import Case, CudaTargets, Fact, Make, Options, Row, UnavailableError, tensorflow
 
 SAMPLES, ROWS_OF_TABLE, DIM = 512, 200_000, 64
 
@@ -133,6 +133,63 @@ def build_tied(options: Options) -> Case:
     return Case(step(given, "fused", tied=True), peers, check, samples=SAMPLES)
 
 
+# ---- Some of the rows ------------------------------------------------------------------------------------------------
+
+SAMPLED = 1_000
+
+
+def sampled_step(given: list[Tensor]) -> Callable[[], Any]:
+    """Return the call of our training step with exact Adam over rows that a sampler draws."""
+    input, rows, target, _ = given
+    table = nn.Embedding.from_pretrained(rows.clone(), freeze=False, grad_mode="fused")
+    leaf, sampler = input.clone().requires_grad_(), nn.LogUniformSampler(rows.shape[0], SAMPLED, seed=0)
+    optimizer = optim.Adam([leaf, *table.parameters()], in_backward=True)
+
+    def call() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.sampled_softmax_loss(leaf, table, target, sampler(target))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return call
+
+
+def sampled_step_of_tensorflow(given: list[Tensor], options: Options) -> Callable[[], Any]:
+    """Return the call of TensorFlow's step: its Adam steps all rows."""
+    tf = tensorflow(options)
+    input, rows, target, _ = given
+    variables = [tf.Variable(x.numpy()) for x in (input, rows)]
+    labels, biases = tf.constant(target.numpy()[:, None]), tf.zeros(rows.shape[0])
+    adam = tf.keras.optimizers.Adam()
+    adam.build(variables)
+
+    @tf.function
+    def call() -> Any:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sampled_softmax_loss(
+                variables[1], biases, labels, variables[0], SAMPLED, rows.shape[0], seed=0
+            )
+            loss = tf.reduce_mean(losses)
+        adam.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return call  # type: ignore[no-any-return]
+
+
+def build_sampled(options: Options) -> Case:
+    """Draw the problem, and return its sides."""
+    given = drawn(options)
+
+    def check() -> None:
+        """Both draw other rows: the mean of some steps without learning would be the same, to a hundredth."""
+        ours, theirs = sampled_step(given)(), sampled_step_of_tensorflow(given, options)()
+        torch.testing.assert_close(ours, torch.tensor(theirs.numpy()), rtol=0.05, atol=0)
+
+    peers: dict[str, Make] = {"tensorflow": lambda: sampled_step_of_tensorflow(given, options)}
+    return Case(lambda: sampled_step(given), peers, check, samples=SAMPLES)
+
+
 # ---- The highest scores ----------------------------------------------------------------------------------------------
 
 QUERIES, CANDIDATES, BEST, EXCLUDED = 256, 1_000_000, 100, 200
@@ -197,6 +254,13 @@ ROWS = [
         build_step,
         targets={"all scores": 1.33, "ours, dense": 0.91},
         cuda=CudaTargets(fastest_peer=None),
+    ),
+    Row(
+        "scores/sampled",
+        "sampled_softmax_loss, fused, exact Adam, 512 samples, 1,000 rows drawn of 200k x 64, a training step",
+        build_sampled,
+        targets={"tensorflow": 10.0},
+        devices=("cpu",),
     ),
     Row(
         "scores/tied",
