@@ -1,4 +1,4 @@
-"""Checkpoints of a table that grows, where a save or a restore has failed."""
+"""Checkpoints of a table that grows: where a save or a restore has failed, and what a delta holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from variable.cases import rows_of
 
-from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec import optim
+from torchsparse_rec.nn import EmbeddingVariable, table_cross_entropy
 from torchsparse_rec.variable.rows import TableRows
 
 
@@ -50,3 +51,18 @@ def test_a_delta_that_failed_has_saved_nothing(at: str, tmp_path: Path) -> None:
     table.save_delta(tmp_path)
     other.restore(tmp_path)
     assert rows_of(other) == rows_of(table) and sorted(rows_of(other)) == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("grad_mode", ["fused", "dense"])
+def test_a_delta_has_all_rows_that_a_loss_over_them_has_moved(grad_mode: Any, tmp_path: Path) -> None:
+    table, input = EmbeddingVariable(2, grad_mode=grad_mode), torch.randn(4, 2)
+    optimizer = optim.Adagrad(table.parameters(), lr=0.1, in_backward=grad_mode == "fused")
+    for first, save in ((0, table.save), (10, table.save_delta)):
+        optimizer.zero_grad()
+        table_cross_entropy(input, table, torch.arange(first, first + 4)).backward()
+        optimizer.step()
+        save(tmp_path)
+    other = EmbeddingVariable(2)
+    _its = optim.Adagrad(other.parameters(), lr=0.1)
+    other.restore(tmp_path)
+    assert torch.equal(other.lookup(torch.arange(20)), table.lookup(torch.arange(20)))

@@ -587,9 +587,10 @@ def test_refusals_name_what_is_wrong() -> None:
     collection = nn.EmbeddingCollection(
         [nn.EmbeddingConfig(name="t", num_embeddings=4, embedding_dim=DIM, feature_names=["f"])]
     )
-    for table in (collection, nn.EmbeddingVariable(DIM), 3):
+    for table in (collection, 3):
         assert _message(loss(table)).startswith(
-            "TypeError: table_cross_entropy: table must be an Embedding, an EmbeddingBag or a tensor, got "
+            "TypeError: table_cross_entropy: table must be an Embedding, an EmbeddingBag, an EmbeddingVariable or a "
+            "tensor, got "
         )
     assert _message(loss(nn.Embedding(4, DIM + 1))).startswith(f"{start}table must be [V, {DIM}] of")
     assert _message(loss(bias=torch.ones(4))).startswith(f"{start}bias must be [{ROWS}] of")

@@ -215,7 +215,7 @@ def test_second_derivatives_are_refused() -> None:
 
 def test_opcheck() -> None:
     input, table, bias, weight, target = _problem()
-    options = (0.1, True, 16, 3)
+    options = (0.1, True, 16, 3, None)
     given = (input.requires_grad_(), table.requires_grad_(), target.where(target >= 0, -1), bias, weight, None, None)
     torch.library.opcheck(torch.ops.torchsparse_rec_scores.loss.default, (*given, *options))
     losses, maximum, total = torch.ops.torchsparse_rec_scores.loss.default(*given, *options)

@@ -31,15 +31,15 @@ class _FusedLoss(torch.autograd.Function):
         losses, maximum, total, ctx.before = ctx.lookups.losses(of, training)
         # The context lives as long as the backward can come.
         ctx.number = ctx.lookups.expect(ctx.lookups.tables(), weakref.ref(ctx))
-        ctx.options = of[6:]
-        ctx.save_for_backward(*of[:6], maximum, total)
+        ctx.options = of[6:10]
+        ctx.save_for_backward(*of[:6], of.live, maximum, total)
         return losses
 
     @staticmethod
     def backward(ctx, grad):
         """Update the table, and return the gradients of input and bias, which have no derivatives."""
-        *tensors, maximum, total = ctx.saved_tensors
-        of = Samples(*tensors, *ctx.options)
+        *tensors, live, maximum, total = ctx.saved_tensors
+        of = Samples(*tensors, *ctx.options)._replace(live=live)
         wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
         records = torch.is_grad_enabled()
         set_grad_enabled(False)
@@ -50,4 +50,4 @@ class _FusedLoss(torch.autograd.Function):
             set_grad_enabled(records)
         refusal = partial(final, "table_cross_entropy", why=NO_SECOND_DERIVATIVES)
         of_input, of_bias = (x if x is None else refusal(x, grad, of.input) for x in grads)
-        return None, of_input, None, of_bias, *(None,) * 9
+        return None, of_input, None, of_bias, *(None,) * 10

@@ -51,6 +51,8 @@ class HasGradMode(FusedOwner):
         for module in self.modules():
             if isinstance(module, TableOwner):
                 module._grad_mode = value
+                if module is not self and isinstance(module, FusedOwner):  # a table that grows, in a collection
+                    module.forget_lookups()
         self.forget_lookups()
 
     def describe(self) -> str:

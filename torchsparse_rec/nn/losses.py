@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,13 +12,18 @@ from .._torch import as_stored
 from .._torch_modules import is_in_ddp
 from ..jagged import JaggedTensor
 from ..jagged.checks import type_name
-from ..ops.scores import Options, cross_entropy
+from ..ops._scores_checks import ascending, excluded_pairs
+from ..ops._scores_kernels import loss
+from ..ops.scores import Options, check_loss, cross_entropy
 from ..tables.stale import are_trained
 from ..tables.table import split_part
+from ..variable.arguments import check_places
+from ..variable.keys import KeyRows
 from ._fused_graph import fused_loss, number_of_call
 from ._fused_loss import fused_losses
 from ._owner import TableOwner
-from ._refusals import check_export, check_shards
+from ._refusals import check_export, check_shards, growing_untraced
+from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
 
 __all__ = ["TableCrossEntropyLoss", "table_cross_entropy"]
@@ -54,8 +60,9 @@ def table_cross_entropy(
         input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
         table: an ``Embedding`` or ``EmbeddingBag`` of this library or of torch, or a tensor ``[V, D]``. A module's
             ``padding_idx`` is no candidate, and as a target is ignored. A table of a collection, such as
-            ``collection.embeddings["items"]``, gets a strided gradient in every mode.
-        target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``.
+            ``collection.embeddings["items"]``, gets a strided gradient in every mode. Of an ``EmbeddingVariable`` see
+            below.
+        target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``. Of an ``EmbeddingVariable``: keys.
         bias: ``[V]``, added to the scores.
         weight: the argument of :func:`torchsparse_rec.ops.linear_cross_entropy`, as are all that follow.
         ignore_index: the argument of that function.
@@ -69,13 +76,20 @@ def table_cross_entropy(
     Returns:
         A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64.
 
+    The classes of an :class:`EmbeddingVariable` are its keys that have a row, each once. In ``train()`` with gradients a
+    target without one is first inserted, and counted, as by a lookup. A key that a filter has just admitted is a class
+    by its initial values. Excluded keys that are not there say nothing. The loss moves all rows, so that a full version
+    follows in the place of the next :meth:`EmbeddingVariable.save_delta`. On CUDA it waits for the device.
+
     Raises:
-        IndexError: a target or an excluded row out of range, named with its position.
+        IndexError: a target or an excluded row out of range, named with its position. Also a target key without a row
+            where none is inserted, or which the filter has not admitted yet.
         RuntimeError: ``weight`` that requires a gradient. In ``"fused"`` as for lookups: no optimizer with
-            ``in_backward=True`` holds the table, or it has a ``.grad`` or a hook. Also a table that was updated
-            between the loss and its backward.
-        TypeError: an argument of another type: a collection, or a table that grows.
-        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks.
+            ``in_backward=True`` holds the table, or it has a ``.grad`` or a hook. Also a table that was updated, or
+            whose keys were erased or evicted, between the loss and its backward.
+        TypeError: an argument of another type, such as a collection.
+        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks. Also an
+            ``EmbeddingVariable`` of several tiers, or ``bias`` or ``weight`` with one, whose keys have no fixed rows.
 
     Differentiable in ``input``, ``bias`` and a table that is not fused, once. Products are torch's: a sample's last
     bits may depend on its batch.
@@ -92,6 +106,8 @@ def table_cross_entropy(
     if not torch.compiler.is_compiling():
         _refuse_part(table)
     padding, losses_of = None, None
+    if isinstance(table, EmbeddingVariable):
+        return _over_keys(input, table, target, bias, options)
     if isinstance(table, Tensor):
         rows = table
     elif isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
@@ -99,8 +115,8 @@ def table_cross_entropy(
         rows, losses_of = _of_module(table) if isinstance(table, GradModeMixin) else (table.weight, None)
     else:
         raise TypeError(
-            f"{_NAME}: table must be an Embedding, an EmbeddingBag or a tensor, got {type_name(table)}: for other "
-            "tables there is nn.sampled_softmax_loss"
+            f"{_NAME}: table must be an Embedding, an EmbeddingBag, an EmbeddingVariable or a tensor, got "
+            f"{type_name(table)}: for other tables there is nn.sampled_softmax_loss"
         )
     return cross_entropy(
         _NAME,
@@ -109,7 +125,7 @@ def table_cross_entropy(
         target,
         bias,
         options,
-        names=("table", "bias"),
+        names=_NAMES,
         padding=-1 if padding is None else padding,
         losses_of=losses_of,
     )
@@ -171,8 +187,11 @@ class TableCrossEntropyLoss(torch.nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in _OPTIONS if name != "weight")
 
 
-_NAME = "table_cross_entropy"
+_NAME, _NAMES = "table_cross_entropy", ("table", "bias")
 _OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing", "temperature", "normalize", "block")
+
+
+# ---- Tables of numbered rows -----------------------------------------------------------------------------------------
 
 
 def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
@@ -229,3 +248,99 @@ def _kind(module: GradModeMixin, weight: Tensor) -> str:
         )
     check_shards(module, [kind])
     return kind
+
+
+# ---- Tables that grow ------------------------------------------------------------------------------------------------
+
+
+def _over_keys(
+    input: Tensor, table: EmbeddingVariable, target: Tensor, bias: Tensor | None, options: Options
+) -> Tensor:
+    """Return the loss over the keys of a table that grows; its other rows are no classes."""
+    if torch.compiler.is_exporting():
+        raise RuntimeError(
+            f"{_NAME}: EmbeddingVariable {table.name!r} grows, and cannot be exported: give the program the values of "
+            "its export()"
+        )
+    if torch.compiler.is_compiling():
+        return growing_untraced(_over_keys, input, table, target, bias, options)  # type: ignore[no-any-return]
+    table._refuse_tracing()
+    weight = table.stored_weight()
+    _check_growing(table, weight, bias, options.weight)
+    check_loss(_NAME, input, weight, target, None, options, _NAMES)
+    excluded = options.excluded
+    pairs = None if excluded is None else excluded_pairs(_NAME, excluded, target.numel(), input.device)
+    with as_stored():
+        check_places(table.name, weight, table.keys)
+        kind, wanted = _kind(table, weight), torch.is_grad_enabled() and weight.requires_grad
+    with table.writing():
+        rows = _rows_of_targets(table, target, options.ignore_index)
+        if kind == "dense":
+            table._flush()
+        if wanted:
+            table.table_rows.note_all()
+        with table.settled():  # a key that the filter has just admitted is a class by the values of its own
+            live, erasures = table.keys.taken(), table.keys.erasures
+        left_out = None if pairs is None else table.keys.find(pairs[0]).where(pairs[0] != -1, -1)
+
+    def losses_of(samples: Tensor, targets: Tensor, *rest: Any) -> Tensor:
+        if pairs is not None and left_out is not None:
+            rest = *rest[:2], *ascending(left_out, pairs[1], targets), *rest[4:]
+        with table._lock.reading(), as_stored():
+            if kind == "fused":
+                losses = fused_losses(table.readers_of((0,)), (samples, targets, *rest, live), table.training)
+            else:
+                losses = loss(samples, weight, targets, *rest, live)[0]
+        if losses.requires_grad:
+            losses.register_hook(partial(_check_keys, table.name, table.keys, erasures))
+        return losses
+
+    options = options._replace(ignore_index=-1, excluded=None)
+    return cross_entropy(_NAME, input, weight, rows, None, options, names=_NAMES, losses_of=losses_of)
+
+
+def _check_growing(table: EmbeddingVariable, stored: Tensor, bias: Tensor | None, weight: Tensor | None) -> None:
+    """Raise ``ValueError`` where a loss over the rows of a table that grows has no meaning, or not all of its rows."""
+    for argument, x in (("bias", bias), ("weight", weight)):
+        if x is not None:
+            raise ValueError(
+                f"{_NAME}: {argument} must be None for a table that grows, whose keys have no fixed rows, got "
+                f"{type_name(x)}"
+            )
+    _refuse_part(table)
+    if table.cold is not None:
+        raise ValueError(
+            f"{_NAME}: table must have all rows in one tier, got EmbeddingVariable {table.name!r} of several: "
+            "nn.sampled_softmax_loss reads only the rows of targets and candidates"
+        )
+
+
+def _rows_of_targets(table: EmbeddingVariable, target: Tensor, ignore_index: int) -> Tensor:
+    """Return the row of each target, which a lookup in training inserts; -1 of those that are ignored."""
+    if table.key_dtype == torch.int32 and target.dtype != torch.int32:
+        raise ValueError(f"{_NAME}: target must be of the key_dtype of table, int32, got {target.dtype}")
+    places = (target != ignore_index).nonzero()
+    keys = target[tuple(places.T)]
+    inserts = table.trains() and torch.is_grad_enabled()
+    found = table.rows_of(keys) if inserts else table.keys.find(keys)
+    bad = (found < table.keys.reserved).nonzero()
+    if len(bad):
+        place, key = places[bad[0, 0]].tolist(), keys[bad[0, 0]].item()
+        where = f"[{', '.join(map(str, place))}]" if place else ""
+        why = "its filter has not admitted that yet" if inserts else "in eval() and without gradients none is inserted"
+        raise IndexError(
+            f"{_NAME}: target{where} must be a key of EmbeddingVariable {table.name!r} or ignore_index, "
+            f"{ignore_index}, got {key}: {why}"
+        )
+    rows = torch.full_like(target, -1, dtype=torch.int64)
+    rows[tuple(places.T)] = found
+    return rows
+
+
+def _check_keys(name: str, keys: KeyRows, erasures: int, _grad: Tensor) -> None:
+    """Raise ``RuntimeError`` in the backward of a loss if rows may have other keys than in its forward."""
+    if keys.erasures != erasures:
+        raise RuntimeError(
+            f"{_NAME}: keys of EmbeddingVariable {name!r} were erased or evicted between the loss and its backward, "
+            "which needs the rows as they were: look up all ids of a step before the loss"
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ._in_place import without_result
@@ -52,6 +53,7 @@ class Samples(NamedTuple):
     normalize: bool
     block: int | None
     padding: int = -1  # a row that is no class; -1: none
+    live: Tensor | None = None  # [V] bool, the rows that are classes; without bias and weight
 
 
 class Passes:
@@ -62,7 +64,13 @@ class Passes:
         count, self.dim = of.input.shape
         most = min(_BLOCK_SCORES // max(count, 1), _BLOCK_ELEMENTS // max(self.dim, 1))
         self.size = min(of.block or max(_LEAST_ROWS, most // 32 * 32), rows)
-        self.classes = max(rows - (of.padding >= 0), 1)
+        self.classes: Tensor | int = max(rows - (of.padding >= 0), 1)
+        self.live, self._bias = of.live, of.bias
+        if self.live is not None:
+            # A table may have grown since the loss: its new rows are no classes.
+            self.live = F.pad(self.live, (0, rows - self.live.shape[0]))
+            self._bias = of.input.new_zeros(rows).masked_fill_(~self.live, -torch.inf)
+            self.classes = self.live.sum().double().clamp_min(1)  # a tensor: CUDA need not wait
         self._scores = of.input.new_empty(count * self.size)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
@@ -78,7 +86,7 @@ class Passes:
         total = of.input.new_zeros(count, dtype=torch.float64)
         shared = Shared(self) if of.label_smoothing else None
         for begin, end in self.blocks():
-            rows, _ = self.units(rows_of(begin, end))
+            rows, _ = self.units(rows_of(begin, end), begin)
             scores = self.scores(rows, begin, end)
             _ops.scores_lse_.default(scores, of.targets, begin, maximum, total, own)
             if shared is not None:
@@ -90,9 +98,15 @@ class Passes:
             losses += of.label_smoothing / self.classes * (shared.weight * lse - mean)
         return losses.where(of.targets >= 0, 0).to(of.input.dtype), maximum, total
 
-    def units(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return rows in the dtype of scores; where they are to be normalised, divided by their norms, and these."""
+    def units(self, rows: Tensor, begin: int) -> tuple[Tensor, Tensor | None]:
+        """
+        Return a block's rows in the dtype of scores, and their norms; they are divided by these to be normalised.
+
+        Rows that are no classes are zeros: 0 times what an erased key has left there may be NaN.
+        """
         rows = rows.to(self.of.input.dtype)
+        if self.live is not None:
+            rows = rows.where(self.live[begin : begin + rows.shape[0], None], 0)
         if not self.of.normalize:
             return rows, None
         norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
@@ -102,10 +116,10 @@ class Passes:
         """Return the scores of a block, which the next one overwrites."""
         of = self.of
         out = self._scores[: of.input.shape[0] * (end - begin)].view(-1, end - begin)
-        if of.bias is None:
+        if self._bias is None:
             torch.mm(of.input, rows.T, out=out)
         else:
-            torch.addmm(of.bias[begin:end].to(out.dtype), of.input, rows.T, out=out)
+            torch.addmm(self._bias[begin:end].to(out.dtype), of.input, rows.T, out=out)
         if of.ids is not None:
             _ops.scores_exclude_.default(out, of.ids, of.samples, begin)
         if begin <= of.padding < end:
@@ -118,7 +132,8 @@ class Shared:
 
     def __init__(self, passes: Passes) -> None:
         of = passes.of
-        self._weights = of.input.new_ones(passes.rows) if of.weight is None else of.weight.to(of.input.dtype)
+        weights = passes.live if of.weight is None else of.weight
+        self._weights = of.input.new_ones(passes.rows) if weights is None else weights.to(of.input.dtype)
         if of.padding >= 0:
             self._weights = self._weights.index_fill(0, of.targets.new_tensor([of.padding]), 0)
         self.row = of.input.new_zeros(passes.dim, dtype=torch.float64)
@@ -164,7 +179,7 @@ class Backward:
     def block(self, raw: Tensor, begin: int, end: int, rows_grad: Tensor | None) -> None:
         """Do a block's part of the gradients of input and bias; write that of its rows, if it is wanted."""
         passes, of, shared = self._passes, self._passes.of, self._shared
-        rows, norms = passes.units(raw)
+        rows, norms = passes.units(raw, begin)
         shares = passes.scores(rows, begin, end)
         _ops.scores_softmax_.default(shares, self._maximum, of.targets, begin, self._factor, self._own_factor)
         weights = None if shared is None else shared.of_block(begin, end)
@@ -208,7 +223,7 @@ def weights_of(targets: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Te
 _library = torch.library.Library("torchsparse_rec_scores", "DEF")
 _SAMPLES = (
     "Tensor input, Tensor rows, Tensor targets, Tensor? bias, Tensor? weight, Tensor? ids, Tensor? samples,"
-    " float label_smoothing, bool normalize, SymInt? block, int padding"
+    " float label_smoothing, bool normalize, SymInt? block, int padding, Tensor? live"
 )
 _library.define(f"loss({_SAMPLES}) -> (Tensor losses, Tensor maximum, Tensor sum)")
 _library.define(
@@ -218,7 +233,10 @@ _library.define(
 
 
 def _given(input: Tensor, rows: Tensor, *rest: Any) -> tuple[Passes, Tensor]:
-    return Passes(Samples(input.contiguous(), *rest), rows.shape[0]), rows
+    of = Samples(input.contiguous(), *rest)
+    if of.live is not None:  # autograd wants a gradient of the rows that a table had before it grew
+        rows = rows[: of.live.shape[0]]
+    return Passes(of, rows.shape[0]), rows
 
 
 def forward_of(passes: Passes, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -270,17 +288,18 @@ def backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    input, rows, targets, bias, weight, ids, samples, *ctx.options = inputs
+    input, rows, targets, bias, weight, ids, samples, *ctx.options, live = inputs
     _, maximum, total = output
     ctx.mark_non_differentiable(maximum, total)
-    ctx.save_for_backward(maximum, total, input, rows, targets, bias, weight, ids, samples)
+    ctx.save_for_backward(live, maximum, total, input, rows, targets, bias, weight, ids, samples)
 
 
 def _registered_backward(ctx: Any, grad: Tensor, _maximum: Any, _sum: Any) -> tuple:
     wanted = [ctx.needs_input_grad[k] for k in (0, 1, 3)]
-    grads = _loss_backward(grad, *ctx.saved_tensors, *ctx.options, wanted)
+    live, *saved = ctx.saved_tensors
+    grads = _loss_backward(grad, *saved, *ctx.options, live, wanted)
     of_input, of_rows, of_bias = (x if is_wanted else None for x, is_wanted in zip(grads, wanted, strict=True))
-    return of_input, of_rows, None, of_bias, *(None,) * 7
+    return of_input, of_rows, None, of_bias, *(None,) * 8
 
 
 for _name, _function, _fake in (

@@ -125,8 +125,7 @@ def cross_entropy(
             operator, by ``rows``.
     """
     weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block = options
-    _check_options(function, reduction, label_smoothing, temperature, excluded, block)
-    _check_inputs(function, names, input, rows, target, bias, weight)
+    check_loss(function, input, rows, target, bias, options, names)
     classes, dtype = rows.shape[0], wide(input.dtype)
     samples = input.reshape(target.numel(), input.shape[-1]).to(dtype)
     if normalize:
@@ -136,7 +135,7 @@ def cross_entropy(
         targets = targets.where(targets != padding, -1)
     pairs = left_out(function, excluded, targets, classes)
     of = samples / temperature, targets, bias, weight, *pairs, label_smoothing, normalize, block, padding
-    losses = loss(of[0], rows, *of[1:])[0] if losses_of is None else losses_of(*of)
+    losses = loss(of[0], rows, *of[1:], None)[0] if losses_of is None else losses_of(*of)
     if reduction == "none":
         return losses.reshape(target.shape)  # type: ignore[no-any-return]
     if reduction == "sum":
@@ -145,6 +144,21 @@ def cross_entropy(
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_loss(
+    function: str,
+    input: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: Options,
+    names: tuple[str, str],
+) -> None:
+    """Raise for arguments of :func:`cross_entropy` that do not fit, but for numbers of rows."""
+    weight, _, reduction, label_smoothing, temperature, _, excluded, block = options
+    _check_options(function, reduction, label_smoothing, temperature, excluded, block)
+    _check_inputs(function, names, input, rows, target, bias, weight)
 
 
 def _check_options(

@@ -154,6 +154,11 @@ class KeyRows(OwnTensors):
         return int(self.counters[_INSERTED])
 
     @property
+    def erasures(self) -> int:
+        """How many keys have ever been erased. On CUDA it waits for the device."""
+        return int(self.counters[_ERASED])
+
+    @property
     def failed(self) -> int:
         """How often a key found no room. On CUDA it waits for the device."""
         return int(self.counters[_FAILED])
@@ -166,6 +171,10 @@ class KeyRows(OwnTensors):
         """Return how many free rows an insertion finds: never used, or listed in ``free_rows``."""
         used, reused, *_ = self.counters.tolist()
         return self.capacity - used + self.free_rows.shape[0] - reused
+
+    def taken(self) -> Tensor:
+        """Say which rows have a key, ``[capacity]`` bool."""
+        return self.entries[:, 1] != -1
 
     def nbytes(self) -> int:
         """Return the bytes of the buffers."""

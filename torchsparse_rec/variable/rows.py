@@ -75,7 +75,7 @@ class TableRows:
         self.saved = saved
         self.erased: list[Tensor] = []
         self.written: list[Tensor] = []
-        #: Whether more keys have changed since the checkpoint than the table has rows.
+        #: Whether all rows have changed since the checkpoint, or more keys than the table has rows.
         self.all_changed = False
 
     def note_erased(self, keys: Tensor) -> None:
@@ -86,6 +86,11 @@ class TableRows:
         """Note keys that have changed although their version does not say so."""
         self._note(self.written, keys)
 
+    def note_all(self) -> None:
+        """Note that all rows have changed: a full version follows in the place of the next delta."""
+        if self.saved is not None:
+            self.erased, self.written, self.all_changed = [], [], True
+
     def _note(self, noted: list[Tensor], keys: Tensor) -> None:
         if self.saved is None or self.all_changed:
             return
@@ -94,7 +99,7 @@ class TableRows:
             noted[:] = [torch.cat(noted).unique()]
             rows = self.store.keys.capacity + (0 if self.cold is None else len(self.cold))
             if len(noted[0]) > max(rows, _MOST_NOTED):
-                self.erased, self.written, self.all_changed = [], [], True
+                self.note_all()
 
     # ---- Room --------------------------------------------------------------------------------------------------------
 
