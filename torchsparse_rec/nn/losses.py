@@ -76,9 +76,9 @@ def table_cross_entropy(
     Returns:
         A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64.
 
-    The classes of an :class:`EmbeddingVariable` are its keys that have a row, each once. In ``train()`` with gradients a
-    target without one is first inserted, and counted, as by a lookup. A key that a filter has just admitted is a class
-    by its initial values. Excluded keys that are not there say nothing. The loss moves all rows, so that a full version
+    The classes of an :class:`EmbeddingVariable` are its keys that have a row. In ``train()`` with gradients a target
+    without one is first inserted, and counted, as by a lookup. A key that a filter has just admitted is a class by its
+    initial values. Excluded keys that are not there say nothing. The loss moves all rows, so that a full version
     follows in the place of the next :meth:`EmbeddingVariable.save_delta`. On CUDA it waits for the device.
 
     Raises:
@@ -88,8 +88,8 @@ def table_cross_entropy(
             ``in_backward=True`` holds the table, or it has a ``.grad`` or a hook. Also a table that was updated, or
             whose keys were erased or evicted, between the loss and its backward.
         TypeError: an argument of another type, such as a collection.
-        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks. Also an
-            ``EmbeddingVariable`` of several tiers, or ``bias`` or ``weight`` with one, whose keys have no fixed rows.
+        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks. Also
+            an ``EmbeddingVariable`` of several tiers; ``bias`` or ``weight`` for one, whose keys have no fixed rows.
 
     Differentiable in ``input``, ``bias`` and a table that is not fused, once. Products are torch's: a sample's last
     bits may depend on its batch.
