@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -461,6 +462,6 @@ def test_refusals_name_what_is_wrong_and_insert_nothing(tmp_path: Path, monkeypa
         nn.table_cross_entropy(lone, tiers, target)
     with pytest.raises(RuntimeError, match="made with in_backward=True, by which backward.. updates it, got none"):
         nn.table_cross_entropy(lone, _variable(), target)
-    monkeypatch.setattr(table_of(table.stored_weight()), "part", object())
+    monkeypatch.setattr(table_of(table.stored_weight()), "part", SimpleNamespace(name="t", replicated=False))
     with pytest.raises(ValueError, match=rf"{start}table must be whole in this process"):
         nn.table_cross_entropy(lone, table, target)
