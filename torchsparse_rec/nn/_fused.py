@@ -271,7 +271,9 @@ class FusedLookups:
 
     # ---- Losses over all rows of the only table ----------------------------------------------------------------------
 
-    def losses(self, of: Samples, training: bool) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    def losses(
+        self, of: Samples, training: bool, passes: Callable[[Samples, int], Passes] = Passes
+    ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
         """Return what ``Passes.forward`` does, and the table's version, with which :meth:`finish_loss` begins."""
         with as_stored():
             tables = self.tables()
@@ -279,7 +281,7 @@ class FusedLookups:
                 self.check(tables)
             (table,) = tables.tables
             with lock_of(table), torch.autocast(of.input.device.type, enabled=False):
-                made = Passes(of, table.num_embeddings).forward(rows_of(table))
+                made = passes(of, table.num_embeddings).forward(rows_of(table))
             return *made, versions(tables.weights, _OF_LOSS)
 
     def finish_loss(
@@ -297,7 +299,7 @@ class FusedLookups:
             loss: the loss.
             wanted: whether input and bias have gradients.
         """
-        with _lock, as_stored(), torch.autocast(loss.grad.device.type, enabled=False):
+        with _lock, as_stored(), torch.autocast(loss.of.input.device.type, enabled=False):
             tables = self.tables()
             (weight,), (table,) = tables.weights, tables.tables
             steps = alone = False

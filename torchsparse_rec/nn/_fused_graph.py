@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from .._torch import as_stored, constant_in_graphs
 from .._torch_modules import is_alive
-from ..ops._scores_kernels import Samples, forward_fake
+from ..ops._scores_kernels import Samples, factors_of, forward_fake
 from ._fused import FusedLookups
 from ._graph_owners import owner_of
 from ._read import TableSet, read, weights_gradient
@@ -205,7 +206,8 @@ def _loss_fake(_leaf, input, targets, *_):
 def _loss_backward(grad, leaf, maximum, total, token, input, *rest):
     *options, owner, wanted = rest
     reader, *before = token.tolist()
-    loss = Deferred(Samples(input.contiguous(), *options), grad, maximum, total)
+    factors = partial(factors_of, grad=grad, maximum=maximum, total=total)
+    loss = Deferred(Samples(input.contiguous(), *options), factors)
     with torch.no_grad():
         grads = owner_of(owner).readers_of((0,)).finish_loss(None if reader < 0 else reader, before, loss, wanted)
     return torch.zeros_like(leaf), *(grad.new_empty(0) if x is None else x for x in grads)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch import set_grad_enabled
-from ..ops._scores_kernels import NO_SECOND_DERIVATIVES, Samples
+from ..ops._scores_kernels import NO_SECOND_DERIVATIVES, Samples, factors_of
 from ..ops.autograd import final
 from ._fused import FusedLookups
 from ._streamed import Deferred
@@ -45,7 +45,8 @@ class _FusedLoss(torch.autograd.Function):
         set_grad_enabled(False)
         try:
             number = ctx.number if ctx.lookups.is_wanted() else None
-            grads: Any = ctx.lookups.finish_loss(number, ctx.before, Deferred(of, grad, maximum, total), wanted)
+            loss = Deferred(of, partial(factors_of, grad=grad, maximum=maximum, total=total))
+            grads: Any = ctx.lookups.finish_loss(number, ctx.before, loss, wanted)
         finally:
             set_grad_enabled(records)
         refusal = partial(final, "table_cross_entropy", why=NO_SECOND_DERIVATIVES)

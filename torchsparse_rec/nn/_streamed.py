@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._scores_kernels import Backward, Passes, Samples
+from ..ops._scores_kernels import Backward, Factors, Passes, Samples
 from ..tables.table import Gradient, Table, accumulator_dtype
 
 __all__ = ["Deferred", "blocks", "lock_of", "rows_of"]
@@ -25,14 +25,13 @@ class Deferred(NamedTuple):
     """A loss whose backward has run, but for the step of the rows."""
 
     of: Samples
-    grad: Tensor
-    maximum: Tensor
-    total: Tensor
+    factors: Callable[[Passes], Factors]
+    passes: Callable[[Samples, int], Passes] = Passes
 
     def backward(self, rows: int, wants_input: bool = False, wants_bias: bool = False) -> Backward:
         """Return the passes that make its gradients."""
-        passes = Passes(self.of, rows)
-        return Backward(passes, self.grad, self.maximum, self.total, wants_input, wants_bias)
+        passes = self.passes(self.of, rows)
+        return Backward(passes, self.factors(passes), wants_input, wants_bias)
 
 
 def lock_of(table: Table) -> AbstractContextManager:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +15,13 @@ from .autograd import differentiable, not_differentiable, only_once
 
 __all__ = [
     "Backward",
+    "Factors",
     "NO_SECOND_DERIVATIVES",
     "Passes",
     "Samples",
     "backward_fake",
     "backward_of",
+    "factors_of",
     "forward_fake",
     "forward_of",
     "loss",
@@ -63,7 +66,7 @@ class Passes:
         self.of, self.rows = of, rows
         count, self.dim = of.input.shape
         most = min(_BLOCK_SCORES // max(count, 1), _BLOCK_ELEMENTS // max(self.dim, 1))
-        self.size = min(of.block or max(_LEAST_ROWS, most // 32 * 32), rows)
+        self.size = max(1, min(of.block or max(_LEAST_ROWS, most // 32 * 32), rows))
         self.classes: Tensor | int = max(rows - (of.padding >= 0), 1)
         self.live, self._bias = of.live, of.bias
         if self.live is not None:
@@ -81,16 +84,7 @@ class Passes:
     def forward(self, rows_of: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss of each sample, and maximum and sum of the exponentials of its scores."""
         of = self.of
-        count = of.input.shape[0]
-        maximum, own = of.input.new_full((count,), -torch.inf), of.input.new_zeros(count)
-        total = of.input.new_zeros(count, dtype=torch.float64)
-        shared = Shared(self) if of.label_smoothing else None
-        for begin, end in self.blocks():
-            rows, _ = self.units(rows_of(begin, end), begin)
-            scores = self.scores(rows, begin, end)
-            _ops.scores_lse_.default(scores, of.targets, begin, maximum, total, own)
-            if shared is not None:
-                shared.add(rows, begin, end)
+        maximum, total, own, shared = self.sums(rows_of)
         lse = maximum + total.log()
         losses = (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64) * (lse - own)
         if shared is not None:
@@ -98,7 +92,29 @@ class Passes:
             losses += of.label_smoothing / self.classes * (shared.weight * lse - mean)
         return losses.where(of.targets >= 0, 0).to(of.input.dtype), maximum, total
 
-    def units(self, rows: Tensor, begin: int) -> tuple[Tensor, Tensor | None]:
+    def sums(self, rows_of: Callable[[int, int], Tensor]) -> tuple[Tensor, Tensor, Tensor, Shared | None]:
+        """Return maximum, sum of exponentials and target's score of each sample, and label smoothing's sums."""
+        of = self.of
+        count = of.input.shape[0]
+        maximum, own = of.input.new_full((count,), -torch.inf), of.input.new_zeros(count)
+        total = of.input.new_zeros(count, dtype=torch.float64)
+        shared = Shared(self) if of.label_smoothing else None
+        for begin, end in self.blocks():
+            rows, _ = self.units(rows_of(begin, end), begin, end)
+            scores = self.scores(rows, begin, end)
+            _ops.scores_lse_.default(scores, of.targets, begin, maximum, total, own)
+            if shared is not None:
+                shared.add(rows, begin, end)
+        return maximum, total, own, shared
+
+    def row_weights(self) -> Tensor:
+        """Return the weight of each row as a class, 0 of one that is none."""
+        of = self.of
+        weights = self.live if of.weight is None else of.weight
+        weights = of.input.new_ones(self.rows) if weights is None else weights.to(of.input.dtype)
+        return weights if of.padding < 0 else weights.index_fill(0, of.targets.new_tensor([of.padding]), 0)
+
+    def units(self, rows: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
         """
         Return a block's rows in the dtype of scores, and their norms; they are divided by these to be normalised.
 
@@ -106,7 +122,7 @@ class Passes:
         """
         rows = rows.to(self.of.input.dtype)
         if self.live is not None:
-            rows = rows.where(self.live[begin : begin + rows.shape[0], None], 0)
+            rows = rows.where(self.live[begin:end, None], 0)
         if not self.of.normalize:
             return rows, None
         norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
@@ -132,10 +148,7 @@ class Shared:
 
     def __init__(self, passes: Passes) -> None:
         of = passes.of
-        weights = passes.live if of.weight is None else of.weight
-        self._weights = of.input.new_ones(passes.rows) if weights is None else weights.to(of.input.dtype)
-        if of.padding >= 0:
-            self._weights = self._weights.index_fill(0, of.targets.new_tensor([of.padding]), 0)
+        self._weights = passes.row_weights()
         self.row = of.input.new_zeros(passes.dim, dtype=torch.float64)
         self.weight = self._weights.double().sum()
         self.bias = self.row.new_zeros(()) if of.bias is None else of.bias.double() @ self._weights.double()
@@ -149,25 +162,42 @@ class Shared:
         return self._weights[begin:end]
 
 
+class Factors(NamedTuple):
+    """What the gradients of N samples are made of, beside their scores."""
+
+    maximum: Tensor  # [N]
+    exponentials: Tensor  # [N], the factor of exp(score - maximum)
+    own: Tensor  # [N], what the target's score adds
+    # What label smoothing subtracts.
+    every: Tensor | None = None  # [N] float64, from an input: times shared.row
+    every_input: Tensor | None = None  # [D], from a row: times its weight
+    every_sum: Tensor | None = None  # [], from a bias: times the row's weight
+
+
+def factors_of(passes: Passes, grad: Tensor, maximum: Tensor, total: Tensor) -> Factors:
+    """Return the factors of the losses that :meth:`Passes.forward` returns, whose gradient is ``grad``."""
+    of = passes.of
+    counts = of.targets >= 0
+    grad = grad.double().where(counts, 0)
+    own = grad * (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64)
+    exponentials, every = own, None
+    if of.label_smoothing:
+        every = grad * (of.label_smoothing / passes.classes)
+        exponentials = own + every * passes.row_weights().double().sum()
+    exponentials = (exponentials / total).where(counts, 0)
+    factors = Factors(maximum, exponentials.to(of.input.dtype), -own.to(of.input.dtype))
+    if every is None:
+        return factors
+    return factors._replace(every=every, every_input=every.to(of.input.dtype) @ of.input, every_sum=every.sum())
+
+
 class Backward:
     """The gradients of a loss: each block's scores are computed again."""
 
-    def __init__(
-        self, passes: Passes, grad: Tensor, maximum: Tensor, total: Tensor, wants_input: bool, wants_bias: bool
-    ) -> None:
+    def __init__(self, passes: Passes, factors: Factors, wants_input: bool, wants_bias: bool) -> None:
         of = passes.of
-        self._passes, self._maximum, self.size = passes, maximum, passes.size
-        grad = grad.double().where(of.targets >= 0, 0)
-        own = grad * (1 - of.label_smoothing) * weights_of(of.targets, of.weight, torch.float64)
-        self._shared, every = None, own
-        if of.label_smoothing:
-            self._shared = Shared(passes)
-            self._every = grad * (of.label_smoothing / passes.classes)
-            self._every_sum = self._every.sum()
-            self._every_input = self._every.to(of.input.dtype) @ of.input
-            every = own + self._every * self._shared.weight
-        self._factor = (every / total).where(of.targets >= 0, 0).to(of.input.dtype)
-        self._own_factor = -own.to(of.input.dtype)
+        self._passes, self._factors, self.size = passes, factors, passes.size
+        self._shared = None if factors.every_input is None else Shared(passes)
         self._input_grad = of.input.new_zeros(of.input.shape, dtype=torch.float64) if wants_input else None
         self._part = torch.empty_like(of.input) if wants_input else None
         self._bias_grad = torch.empty_like(of.bias) if wants_bias and of.bias is not None else None
@@ -178,24 +208,24 @@ class Backward:
 
     def block(self, raw: Tensor, begin: int, end: int, rows_grad: Tensor | None) -> None:
         """Do a block's part of the gradients of input and bias; write that of its rows, if it is wanted."""
-        passes, of, shared = self._passes, self._passes.of, self._shared
-        rows, norms = passes.units(raw, begin)
+        passes, of, factors, shared = self._passes, self._passes.of, self._factors, self._shared
+        rows, norms = passes.units(raw, begin, end)
         shares = passes.scores(rows, begin, end)
-        _ops.scores_softmax_.default(shares, self._maximum, of.targets, begin, self._factor, self._own_factor)
+        _ops.scores_softmax_.default(shares, factors.maximum, of.targets, begin, factors.exponentials, factors.own)
         weights = None if shared is None else shared.of_block(begin, end)
         if self._input_grad is not None:
             self._input_grad += torch.mm(shares, rows, out=self._part)
-            if shared is not None:
+            if shared is not None and factors.every is not None:
                 shared.add(rows, begin, end)
         if self._bias_grad is not None:
             grad = shares.sum(0)
-            if weights is not None:
-                grad -= self._every_sum.to(grad.dtype) * weights
+            if weights is not None and factors.every_sum is not None:
+                grad -= factors.every_sum.to(grad.dtype) * weights
             self._bias_grad[begin:end] = grad
         if rows_grad is not None:
             grad = torch.mm(shares.T, of.input, out=rows_grad if rows_grad.dtype == shares.dtype else None)
-            if weights is not None:
-                grad -= torch.outer(weights, self._every_input)
+            if weights is not None and factors.every_input is not None:
+                grad -= torch.outer(weights, factors.every_input)
             if norms is not None:
                 grad.sub_((grad * rows).sum(1, keepdim=True) * rows).div_(norms)
             if grad is not rows_grad:
@@ -205,8 +235,8 @@ class Backward:
         """Return the gradients of input and bias that are wanted, once all blocks are done."""
         input_grad = self._input_grad
         if input_grad is not None:
-            if self._shared is not None:
-                input_grad -= torch.outer(self._every, self._shared.row)
+            if self._shared is not None and self._factors.every is not None:
+                input_grad -= torch.outer(self._factors.every, self._shared.row)
             input_grad = input_grad.to(self._passes.of.input.dtype)
         return input_grad, self._bias_grad
 
@@ -246,13 +276,13 @@ def forward_of(passes: Passes, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward_of(
-    passes: Passes, rows: Tensor, grad: Tensor, maximum: Tensor, total: Tensor, wanted: list[bool]
+    passes: Passes, rows: Tensor, factors: Callable[[Passes], Factors], wanted: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, rows and bias, each empty where it is not wanted."""
     input_wanted, rows_wanted, bias_wanted = wanted
     rows_grad = torch.empty_like(rows, memory_format=torch.contiguous_format) if rows_wanted else None
     with torch.autocast(rows.device.type, enabled=False):
-        backward = Backward(passes, grad, maximum, total, input_wanted, bias_wanted)
+        backward = Backward(passes, factors(passes), input_wanted, bias_wanted)
         for begin, end in passes.blocks():
             backward.block(rows[begin:end], begin, end, None if rows_grad is None else rows_grad[begin:end])
         input_grad, bias_grad = backward.gradients()
@@ -266,7 +296,8 @@ def _forward(*of: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 def _backward(grad: Tensor, maximum: Tensor, total: Tensor, *of: Any) -> tuple[Tensor, Tensor, Tensor]:
     *samples, wanted = of
-    return backward_of(*_given(*samples), grad, maximum, total, wanted)
+    passes, rows = _given(*samples)
+    return backward_of(passes, rows, partial(factors_of, grad=grad, maximum=maximum, total=total), wanted)
 
 
 def forward_fake(input: Tensor, rows: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,13 +8,23 @@ of few queries in a row, whose keys are compared.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._reduction import SUM
-from ._scores_kernels import Passes, Samples, backward_fake, backward_of, forward_fake, forward_of, targets_of
+from ._scores_kernels import (
+    Passes,
+    Samples,
+    backward_fake,
+    backward_of,
+    factors_of,
+    forward_fake,
+    forward_of,
+    targets_of,
+)
 from .autograd import differentiable, only_once
 from .scores_top_k import best_of_passes
 
@@ -119,7 +129,8 @@ def _backward(
     *others, k, wanted = rest
     passes = _passes(input, rows, *others)
     if k is None:
-        return backward_of(passes, rows, grad, saved, also_saved, wanted)
+        factors = partial(factors_of, grad=grad, maximum=saved, total=also_saved)
+        return backward_of(passes, rows, factors, wanted)
     with torch.autocast(rows.device.type, enabled=False):
         return _hardest_backward(passes, rows, grad, saved, also_saved, wanted)
 

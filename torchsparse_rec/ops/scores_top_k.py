@@ -122,7 +122,7 @@ def best_of_passes(passes: Passes, rows: Tensor, k: int, excludes_targets: bool 
     found = torch.full_like(values, -1, dtype=torch.int64)
     samples = torch.arange(values.shape[0], device=values.device)
     for begin, end in passes.blocks():
-        scores = passes.scores(passes.units(rows[begin:end], begin)[0], begin, end)
+        scores = passes.scores(passes.units(rows[begin:end], begin, end)[0], begin, end)
         if excludes_targets:
             _ops.scores_exclude_.default(scores, of.targets, samples, begin)
         _ops.scores_top_k_.default(scores, begin, values, found)
