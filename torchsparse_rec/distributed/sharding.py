@@ -22,6 +22,7 @@ from ..tables.stale import set_part
 from ..tables.table import table_of
 from ..typing import PlanName
 from ._keys import is_of_rank
+from ._scores import OverRanks
 from .boxes import kept_by_plan
 from .ddp import leave_out_of_ddp
 from .drawn import drawn_part
@@ -352,8 +353,8 @@ def _cut(table: ModuleTable, plan: TablePlan, ranks: Ranks, seed: int) -> None:
             weight = table.child._parameters["weight"] = Parameter(part, weight.requires_grad)
         else:
             part = part_of(weight.data, plan, ranks.rank, ranks.count)
-        its = isinstance(plan, Replicated), table.name, None, look_up_together
-        set_part(weight, Part(ranks.group, *its, isinstance(plan, RowWise), isinstance(plan, ColumnWise)))
+        its = ranks.group, isinstance(plan, Replicated), table.name, None, look_up_together, OverRanks
+        set_part(weight, Part(*its, isinstance(plan, RowWise), isinstance(plan, ColumnWise)))
         weight.data = part
 
 

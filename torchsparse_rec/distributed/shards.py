@@ -25,11 +25,13 @@ from .plan import ColumnWise, Replicated, RowWise, TablePlan, TableWise
 from .ranks import Call, Ranks, known_call
 from .tables import ModuleTable, check_columns, digest, lookups_of
 
-__all__ = ["NO_GRAPH", "Request", "Shards", "columns"]
+__all__ = ["COUNTS_OF_LOSS", "NO_GRAPH", "Request", "Shards", "columns"]
 
 NO_GRAPH = (
     "a lookup in tables of several ranks cannot be part of a graph: compile without fullgraph, which leaves it out"
 )
+# The counts of a header of a loss over a table's rows.
+COUNTS_OF_LOSS = 3
 # The number of lookups with gradients between two comparisons of replicated tables' copies.
 _OFTEN = 1000
 
@@ -110,7 +112,7 @@ class Shards:
         # another number it is done at once, to the gradients of results, as one process would.
         exact = ranks.count & (ranks.count - 1) == 0
         self._at_once, self._on_the_way = (1.0, 1 / ranks.count) if exact else (1 / ranks.count, 1.0)
-        ranks.reserve(sum(self._widths))
+        ranks.reserve(max(sum(self._widths), COUNTS_OF_LOSS))
 
     @contextmanager
     def told(self, training: bool) -> Iterator[None]:

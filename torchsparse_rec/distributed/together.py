@@ -19,7 +19,7 @@ from ..nn.lookup_sparse import SparseTables, check_lengths, checked, ids_of, par
 from ..nn.plan import Ids, LookupPlan, counts_of
 from .shards import NO_GRAPH, Shards
 
-__all__ = ["look_up_together", "note_split"]
+__all__ = ["look_up_together", "module_of", "note_split"]
 
 # The modules that shard() has split, by the ids of their tables' parameters, which live as long.
 _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -28,6 +28,11 @@ _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 def note_split(module: Any, weight: Parameter) -> None:
     """Note a module that looks up a table which is split over ranks, for calls that are given its parameter."""
     _modules[id(weight)] = module
+
+
+def module_of(weight: Tensor) -> Any:
+    """Return the module that looks up a table which is split over ranks, by its parameter; None if it is gone."""
+    return _modules.get(id(weight))
 
 
 @untraced(reason=NO_GRAPH)

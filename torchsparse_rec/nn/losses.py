@@ -8,23 +8,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._torch import as_stored
+from .._torch import as_stored, untraced
 from .._torch_modules import is_in_ddp
 from ..jagged import JaggedTensor
 from ..jagged.checks import type_name
 from ..ops._scores_checks import ascending, excluded_pairs
 from ..ops._scores_kernels import loss
 from ..ops.scores import Options, check_loss, cross_entropy
+from ..tables.part import Part
 from ..tables.stale import are_trained
 from ..tables.table import split_part
 from ..variable.arguments import check_places
 from ..variable.keys import KeyRows
 from ._fused_graph import fused_loss, number_of_call
 from ._fused_loss import fused_losses
-from ._owner import TableOwner
 from ._refusals import check_export, check_shards, growing_untraced
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
+from .lookup_sparse import part_of, weight_of
 
 __all__ = ["TableCrossEntropyLoss", "table_cross_entropy"]
 
@@ -60,10 +61,11 @@ def table_cross_entropy(
         input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
         table: an ``Embedding`` or ``EmbeddingBag`` of this library or of torch, or a tensor ``[V, D]``. A module's
             ``padding_idx`` is no candidate, and as a target is ignored. A table of a collection, such as
-            ``collection.embeddings["items"]``, gets a strided gradient in every mode. Of an ``EmbeddingVariable`` see
-            below.
+            ``collection.embeddings["items"]``, gets a strided gradient in every mode. Of a table that ranks share,
+            ``RowWise`` or ``TableWise``, all ranks call this, each with its own samples, of any number. Of an
+            ``EmbeddingVariable`` see below.
         target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``. Of an ``EmbeddingVariable``: keys.
-        bias: ``[V]``, added to the scores.
+        bias: ``[V]``, added to the scores. Over ranks it is the same on all, as is ``weight``.
         weight: the argument of :func:`torchsparse_rec.ops.linear_cross_entropy`, as are all that follow.
         ignore_index: the argument of that function.
         reduction: the argument of that function.
@@ -74,7 +76,9 @@ def table_cross_entropy(
         block: the argument of that function.
 
     Returns:
-        A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64.
+        A scalar, or with ``reduction="none"`` the shape of ``target``: float32, of float64 inputs float64. Over ranks
+        it is of this rank's samples; for a mean over those of all ranks, give the losses to
+        :func:`torchsparse_rec.distributed.global_mean`.
 
     The classes of an :class:`EmbeddingVariable` are its keys that have a row. In ``train()`` with gradients a target
     without one is first inserted, and counted, as by a lookup. A key that a filter has just admitted is a class by its
@@ -86,10 +90,15 @@ def table_cross_entropy(
             where none is inserted, or which the filter has not admitted yet.
         RuntimeError: ``weight`` that requires a gradient. In ``"fused"`` as for lookups: no optimizer with
             ``in_backward=True`` holds the table, or it has a ``.grad`` or a hook. Also a table that was updated, or
-            whose keys were erased or evicted, between the loss and its backward.
+            whose keys were erased or evicted, between the loss and its backward. Over ranks also options or dtypes that
+            differ, and a ``DistributedDataParallel`` that does not leave the table out.
         TypeError: an argument of another type, such as a collection.
-        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks. Also
-            an ``EmbeddingVariable`` of several tiers; ``bias`` or ``weight`` for one, whose keys have no fixed rows.
+        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks that is
+            ``ColumnWise`` or ``Replicated``. Over ranks an error of one is raised on all. Also an ``EmbeddingVariable``
+            of several tiers; ``bias`` or ``weight`` for one, whose keys have no fixed rows.
+
+    Over ranks, gradients of the table are averaged, as those of lookups; ``input`` has the gradient of this rank's
+    loss. The mean over ranks of the bias's gradients, which ``DistributedDataParallel`` takes, is the right one.
 
     Differentiable in ``input``, ``bias`` and a table that is not fused, once. Products are torch's: a sample's last
     bits may depend on its batch.
@@ -103,21 +112,25 @@ def table_cross_entropy(
         tensor([0.2395, 2.2395])
     """
     options = Options(weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block)
-    if not torch.compiler.is_compiling():
-        _refuse_part(table)
-    padding, losses_of = None, None
     if isinstance(table, EmbeddingVariable):
         return _over_keys(input, table, target, bias, options)
-    if isinstance(table, Tensor):
-        rows = table
-    elif isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
-        padding = table.padding_idx
-        rows, losses_of = _of_module(table) if isinstance(table, GradModeMixin) else (table.weight, None)
-    else:
+    if not isinstance(table, Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag):
         raise TypeError(
             f"{_NAME}: table must be an Embedding, an EmbeddingBag, an EmbeddingVariable or a tensor, got "
             f"{type_name(table)}: for other tables there is nn.sampled_softmax_loss"
         )
+    refuse_export = getattr(table, "refuse_export", None)
+    if refuse_export is not None:  # torch.export puts other tensors for parameters, so that no part is known
+        refuse_export()
+    part = part_of(table)
+    if part is not None:
+        return _over_ranks(part, table, input, target, bias, options)
+    padding, losses_of = None, None
+    if isinstance(table, Tensor):
+        rows = table
+    else:
+        padding = table.padding_idx
+        rows, losses_of = _of_module(table) if isinstance(table, GradModeMixin) else (table.weight, None)
     return cross_entropy(
         _NAME,
         input,
@@ -191,6 +204,32 @@ _NAME, _NAMES = "table_cross_entropy", ("table", "bias")
 _OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing", "temperature", "normalize", "block")
 
 
+@untraced(reason=f"{_NAME} of a table of several ranks cannot be part of a graph: compile without fullgraph")
+def _over_ranks(part: Part, table: Any, input: Tensor, target: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    """Return the loss over the rows of all ranks, of which this one has a part."""
+    weight = weight_of(table)
+    if part.over_rows is None:
+        raise ValueError(f"{_NAME}: table must have numbered rows, got a part of {part.name!r}, which grows")
+    over = part.over_rows(weight)
+    with over.told():
+        padding, is_ours = getattr(table, "padding_idx", None), isinstance(table, GradModeMixin)
+        if is_ours and _kind(table, weight) == "fused":
+            losses_of = partial(over.losses, table.readers_of((0,)))
+        else:
+            losses_of = partial(over.losses, table if isinstance(table, Tensor) else table.weight)
+        return cross_entropy(
+            _NAME,
+            input,
+            over.rows,
+            target,
+            bias,
+            options,
+            names=_NAMES,
+            padding=-1 if padding is None else padding,
+            losses_of=losses_of,
+        )
+
+
 # ---- Tables of numbered rows -----------------------------------------------------------------------------------------
 
 
@@ -212,17 +251,6 @@ def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
         return module.weight, None
     module._refuse_tracing()
     return stored, lambda *of: fused_losses(module.readers_of((0,)), of, module.training)
-
-
-def _refuse_part(table: Any) -> None:
-    """Raise ``ValueError`` for one rank's rows of a table, which would be taken for all."""
-    weight = table.stored_weight() if isinstance(table, TableOwner) else table
-    part = split_part(weight) if isinstance(weight, Tensor) else None
-    if part is not None:
-        raise ValueError(
-            f"{_NAME}: table must be whole in this process, got this rank's part of table {part.name!r}: "
-            "nn.sampled_softmax_loss takes tables over ranks"
-        )
 
 
 def _kind(module: GradModeMixin, weight: Tensor) -> str:
@@ -307,7 +335,11 @@ def _check_growing(table: EmbeddingVariable, stored: Tensor, bias: Tensor | None
                 f"{_NAME}: {argument} must be None for a table that grows, whose keys have no fixed rows, got "
                 f"{type_name(x)}"
             )
-    _refuse_part(table)
+    if (part := split_part(stored)) is not None:
+        raise ValueError(
+            f"{_NAME}: table must be whole in this process, got a part of {part.name!r}, which grows over ranks: "
+            "nn.sampled_softmax_loss takes it"
+        )
     if table.cold is not None:
         raise ValueError(
             f"{_NAME}: table must have all rows in one tier, got EmbeddingVariable {table.name!r} of several: "

@@ -89,6 +89,19 @@ class Blocks:
         block = int(self.reversed[id % self.count])
         return id // self.count * (end - begin) + block - begin if begin <= block < end else -1
 
+    def rows_of_ids(self, ids: Tensor, rank: int, ranks: int) -> Tensor:
+        """Return the row that a rank keeps of each id, or -1 if another rank does; of -1 it is -1."""
+        begin, end = self.begin(rank, ranks), self.begin(rank + 1, ranks)
+        blocks = self.reversed.to(ids.device)[ids % self.count]
+        rows = ids // self.count * (end - begin) + blocks - begin
+        return rows.where((ids >= 0) & (blocks >= begin) & (blocks < end), -1)
+
+    def without_id(self, rank: int, ranks: int) -> Tensor:
+        """Return the rows that a rank keeps without an id, ascending: they are in blocks' last places."""
+        begin, end = self.begin(rank, ranks), self.begin(rank + 1, ranks)
+        ids = (self.places - 1) * self.count + self.reversed[begin:end]
+        return (self.places - 1) * (end - begin) + (ids >= self.rows).nonzero()[:, 0]
+
 
 # ---- Tables that grow ------------------------------------------------------------------------------------------------
 
