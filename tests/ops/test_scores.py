@@ -213,15 +213,17 @@ def test_second_derivatives_are_refused() -> None:
         gradient.square().sum().backward()
 
 
-def test_opcheck() -> None:
+@pytest.mark.parametrize("is_live", [False, True])
+def test_opcheck(is_live: bool) -> None:
     input, table, bias, weight, target = _problem()
-    options = (0.1, True, 16, 3, None)
-    given = (input.requires_grad_(), table.requires_grad_(), target.where(target >= 0, -1), bias, weight, None, None)
+    options = (0.1, True, 16, 3, torch.arange(len(table)) % 7 != 3 if is_live else None)
+    of_rows = (None, None) if is_live else (bias, weight)
+    given = (input.requires_grad_(), table.requires_grad_(), target.where(target >= 0, -1), *of_rows, None, None)
     torch.library.opcheck(torch.ops.torchsparse_rec_scores.loss.default, (*given, *options))
     losses, maximum, total = torch.ops.torchsparse_rec_scores.loss.default(*given, *options)
     gradient = (torch.ones_like(losses), maximum.detach(), total, *(x if x is None else x.detach() for x in given))
     torch.library.opcheck(
-        torch.ops.torchsparse_rec_scores.loss_backward.default, (*gradient, *options, [True, False, True])
+        torch.ops.torchsparse_rec_scores.loss_backward.default, (*gradient, *options, [True, False, not is_live])
     )
 
 
