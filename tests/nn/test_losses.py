@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -604,16 +603,6 @@ def test_refusals_name_what_is_wrong() -> None:
     model = _Model("fused")
     assert "no optimizer" in _message(loss(model.items)) or "got none" in _message(loss(model.items))
     assert model.items.weight.grad is None and optimizer is not None
-
-
-def test_parts_of_tables_over_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of one rank would be taken for all."""
-    monkeypatch.setattr("torchsparse_rec.nn.losses.split_part", lambda _: SimpleNamespace(name="items"))
-    config = nn.EmbeddingConfig(name="t", num_embeddings=40, embedding_dim=DIM, feature_names=["f"])
-    of_collection = nn.EmbeddingCollection([config]).embeddings["t"]
-    for table in (_Model("fused").items, of_collection, _Model(None).items.weight):
-        with pytest.raises(ValueError, match="^table_cross_entropy: table must be whole .* part of table 'items'"):
-            nn.table_cross_entropy(torch.ones(1, DIM), table, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("grad_mode", ["sparse", "auto"])

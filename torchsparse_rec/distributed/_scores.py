@@ -101,12 +101,12 @@ class OverRanks:
             amounts = [[n * dim for n in ns], ns, es, es][: len(parts)]
             sizes = [Sizes([came[ranks.rank]] * count, came) for came in amounts]
             got = exchange(ranks, ranks.group, call, sizes, parts, leaf if travels else None, 1.0)
-            local, passes = self._local(of, got, ns, es)
+            local = self._local(of, got, ns, es)
             lookups = rows if isinstance(rows, FusedLookups) else None
             with as_stored():
                 maximum, total, own, shared = _Sums.apply(
                     rows if lookups is None else lookups.leaf,
-                    *(local.input, local.bias, local.targets, *local[3:], passes, lookups, module.training),
+                    *(local.input, local.bias, local.targets, *local[3:], lookups, module.training),
                 )
             # As bits, which have no gradient.
             bits = maximum.detach().view(torch.int64 if maximum.dtype == torch.float64 else torch.int32)
@@ -117,11 +117,11 @@ class OverRanks:
             losses = _losses(of, self._rows - (of.padding >= 0), *of_ranks)
             return scale_gradient(losses, 1 / count)
 
-    def _local(self, of: Samples, got: list[Tensor], ns: list[int], es: list[int]) -> tuple[Samples, Any]:
-        """Return the samples of all ranks and what their passes over this rank's rows are told."""
+    def _local(self, of: Samples, got: list[Tensor], ns: list[int], es: list[int]) -> Samples:
+        """Return the samples of all ranks, and what their passes over this rank's rows are told."""
         ranks, device = self._shards.ranks, of.input.device
         input, targets = got[0].view(sum(ns), of.input.shape[1]), self._rows_of(got[1])
-        ids = samples = bias = weight = absent = None
+        ids = samples = bias = weight = live = None
         if len(got) > 2:
             firsts = torch.tensor([0, *accumulate(ns)][:-1]).repeat_interleave(torch.tensor(es)).to(device)
             rows, all_samples = self._rows_of(got[2]), got[3] + firsts
@@ -131,6 +131,8 @@ class OverRanks:
         if isinstance(self._plan, RowWise):
             blocks = Blocks(self._rows)
             absent = blocks.without_id(ranks.rank, ranks.count).to(device)
+            if len(absent):  # nobody reads them else: an optimizer may have made them NaN
+                live = torch.ones(self._weight.shape[0], dtype=torch.bool, device=device).index_fill_(0, absent, False)
             its = partial(blocks.ids_of, ranks.rank, ranks.count)
         else:
             its = partial(torch.arange, self._rows if self._plan.rank == ranks.rank else 0)
@@ -139,8 +141,8 @@ class OverRanks:
             bias = None if of.bias is None else of.bias.index_select(0, classes)
             weight = of.weight.index_select(0, classes) if of.weight is not None and of.label_smoothing else None
         padding = int(self._rows_of(torch.tensor([of.padding])))
-        local = Samples(input, targets, bias, weight, ids, samples, of.label_smoothing, of.normalize, of.block, padding)
-        return local, partial(_RankPasses, absent=absent)
+        options = of.label_smoothing, of.normalize, of.block, padding, live
+        return Samples(input, targets, bias, weight, ids, samples, *options)
 
     def _rows_of(self, ids: Tensor) -> Tensor:
         """Return the row that this rank has of each id; -1 of -1, and of ids that other ranks have."""
@@ -165,42 +167,13 @@ def _losses(of: Samples, classes: int, maximum: Tensor, total: Tensor, own: Tens
 
 
 class _RankPasses(Passes):
-    """
-    Passes over the rows that a rank keeps.
-
-    Args:
-        of: the samples of all ranks. The targets of those whose row another rank has are -1.
-        rows: the number of rows.
-        absent: the rows that are none of the table's, ascending; None: there are none.
-    """
-
-    def __init__(self, of: Samples, rows: int, absent: Tensor | None) -> None:
-        super().__init__(of, rows)
-        self._absent = absent if absent is not None and len(absent) else None
-        self._first = rows if self._absent is None else int(self._absent[0])
+    """Passes over the rows that a rank keeps. The targets of samples whose row another rank has are -1."""
 
     def forward(self, rows_of: Callable[[int, int], Tensor]) -> Any:
         """Return maximum, sum and own score of each sample; and, with label smoothing, its sums in a vector."""
         maximum, total, own, shared = self.sums(rows_of)
         sums = total[:0] if shared is None else torch.cat([shared.row, shared.bias[None], shared.weight[None]])
         return maximum, total, own.double(), sums
-
-    def row_weights(self) -> Tensor:
-        weights = super().row_weights()
-        return weights if self._absent is None else weights.index_fill(0, self._absent, 0)
-
-    def units(self, rows: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
-        if end > self._first:  # nobody reads them else: an optimizer may have made them NaN
-            rows = rows.index_fill(0, self._absent_in(begin, end), 0)
-        return super().units(rows, begin, end)
-
-    def scores(self, rows: Tensor, begin: int, end: int) -> Tensor:
-        out = super().scores(rows, begin, end)
-        return out.index_fill_(1, self._absent_in(begin, end), -torch.inf) if end > self._first else out
-
-    def _absent_in(self, begin: int, end: int) -> Tensor:
-        assert self._absent is not None
-        return self._absent[(self._absent >= begin) & (self._absent < end)] - begin
 
 
 def _factors(passes: Passes, maximum: Tensor, total: Tensor, own: Tensor, shared: Tensor) -> Factors:
@@ -217,12 +190,12 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, input: Tensor, bias: Tensor | None, targets: Tensor, *rest: Any) -> Any:
-        weight, ids, samples, *ctx.options, ctx.passes, ctx.lookups, training = rest
+        weight, ids, samples, *ctx.options, ctx.lookups, training = rest
         of = Samples(input.contiguous(), targets, bias, weight, ids, samples, *ctx.options)
         if ctx.lookups is None:
-            sums = ctx.passes(of, rows.shape[0]).forward(lambda begin, end: rows[begin:end])
+            sums = _RankPasses(of, rows.shape[0]).forward(lambda begin, end: rows[begin:end])
         else:
-            *sums, ctx.before = ctx.lookups.losses(of, training, ctx.passes)
+            *sums, ctx.before = ctx.lookups.losses(of, training, _RankPasses)
             # The context lives as long as the backward can come.
             ctx.number = ctx.lookups.expect(ctx.lookups.tables(), ref(ctx))
         maximum = sums[0]
@@ -242,10 +215,10 @@ class _Sums(torch.autograd.Function):
         if ctx.lookups is None:
             with as_stored():
                 wanted = of_input, of_rows, of_bias
-                made = backward_of(ctx.passes(of, rows.shape[0]), rows, factors, wanted)
+                made = backward_of(_RankPasses(of, rows.shape[0]), rows, factors, wanted)
             input_grad, rows_grad, bias_grad = (x if want else None for x, want in zip(made, wanted, strict=True))
         else:
             number, rows_grad = ctx.number if ctx.lookups.is_wanted() else None, None
-            loss = Deferred(of, factors, ctx.passes)
+            loss = Deferred(of, factors, _RankPasses)
             input_grad, bias_grad = ctx.lookups.finish_loss(number, ctx.before, loss, (of_input, of_bias))
         return rows_grad, input_grad, bias_grad, *(None,) * 11

@@ -56,7 +56,7 @@ class Samples(NamedTuple):
     normalize: bool
     block: int | None
     padding: int = -1  # a row that is no class; -1: none
-    live: Tensor | None = None  # [V] bool, the rows that are classes; without bias and weight
+    live: Tensor | None = None  # [V] bool, the rows that are classes; None: all
 
 
 class Passes:
@@ -72,7 +72,8 @@ class Passes:
         if self.live is not None:
             # A table may have grown since the loss: its new rows are no classes.
             self.live = F.pad(self.live, (0, rows - self.live.shape[0]))
-            self._bias = of.input.new_zeros(rows).masked_fill_(~self.live, -torch.inf)
+            bias = of.input.new_zeros(rows) if of.bias is None else of.bias.to(of.input.dtype)
+            self._bias = bias.masked_fill(~self.live, -torch.inf)
             self.classes = self.live.sum().double().clamp_min(1)  # a tensor: CUDA need not wait
         self._scores = of.input.new_empty(count * self.size)
 
@@ -110,8 +111,9 @@ class Passes:
     def row_weights(self) -> Tensor:
         """Return the weight of each row as a class, 0 of one that is none."""
         of = self.of
-        weights = self.live if of.weight is None else of.weight
-        weights = of.input.new_ones(self.rows) if weights is None else weights.to(of.input.dtype)
+        weights = of.input.new_ones(self.rows) if of.weight is None else of.weight.to(of.input.dtype)
+        if self.live is not None:
+            weights = weights.where(self.live, 0)
         return weights if of.padding < 0 else weights.index_fill(0, of.targets.new_tensor([of.padding]), 0)
 
     def units(self, rows: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
