@@ -100,7 +100,7 @@ FAULTS = {
             "nn",
         ),
     ],
-    "torchsparse_rec/nn/_streamed.py": [
+    "torchsparse_rec/nn/streamed.py": [
         ("sign", "            grad += part[: end - begin]", "            grad -= part[: end - begin]", "nn"),
         ("bound", "bounds[number], bounds[number + 1]", "bounds[number], bounds[number + 1] - 1", "nn"),
         ("stale", "if states is None or not table.is_stale():", "if states is None or True:", "nn"),

@@ -19,9 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from .._torch import as_stored
-from ..nn._fused import FusedLookups
-from ..nn._streamed import Deferred
-from ..ops._scores_kernels import Factors, Passes, Samples, backward_of, weights_of
+from ..nn.streamed import Deferred
+from ..ops.scores_passes import Factors, Passes, Samples, backward_of, weights_of
 from ..tables.blocks import Blocks
 from .exchange import Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise
@@ -63,7 +62,7 @@ class OverRanks:
         self._shards.refuse_export()
         return self._shards.told(self._module.training)  # type: ignore[no-any-return]
 
-    def losses(self, rows: Tensor | FusedLookups, *given: Any) -> Tensor:
+    def losses(self, rows: Any, *given: Any) -> Tensor:
         """
         Return the losses of this rank's samples, ``[N]``; their gradient is that of the mean over ranks.
 
@@ -102,7 +101,7 @@ class OverRanks:
             sizes = [Sizes([came[ranks.rank]] * count, came) for came in amounts]
             got = exchange(ranks, ranks.group, call, sizes, parts, leaf if travels else None, 1.0)
             local = self._local(of, got, ns, es)
-            lookups = rows if isinstance(rows, FusedLookups) else None
+            lookups = None if isinstance(rows, Tensor) else rows
             with as_stored():
                 maximum, total, own, shared = _Sums.apply(
                     rows if lookups is None else lookups.leaf,

@@ -36,8 +36,8 @@ from .._torch import (
     set_grad_enabled,
 )
 from .._torch_modules import gradient_hooks, is_in_ddp
-from ..ops._scores_kernels import Passes, Samples
 from ..ops.autograd import final
+from ..ops.scores_passes import Passes, Samples
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
 from ..tables.optimizer import TableOptimizer
@@ -51,9 +51,9 @@ from ..tables.table import (
 from ._graph_owners import Owner
 from ._prepared import Prepared
 from ._read import TableSet, check_unchanged, read, versions, weights_gradient
-from ._streamed import Deferred, blocks, lock_of, rows_of
 from .gradients import have_hooks
 from .plan import Ids, LookupPlan
+from .streamed import Deferred, blocks, lock_of, rows_of
 
 _lock = threading.RLock()
 _lookups = itertools.count()

@@ -15,12 +15,12 @@ import torch
 
 from .._torch import as_stored, constant_in_graphs
 from .._torch_modules import is_alive
-from ..ops._scores_kernels import Samples, factors_of, forward_fake
+from ..ops.scores_passes import Samples, factors_of, forward_fake
 from ._fused import FusedLookups
 from ._graph_owners import owner_of
 from ._read import TableSet, read, weights_gradient
-from ._streamed import Deferred
 from .plan import Ids, LookupPlan
+from .streamed import Deferred
 
 _calls = itertools.count()
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .._torch import set_grad_enabled
-from ..ops._scores_kernels import NO_SECOND_DERIVATIVES, Samples, factors_of
 from ..ops.autograd import final
+from ..ops.scores_passes import NO_SECOND_DERIVATIVES, Samples, factors_of
 from ._fused import FusedLookups
-from ._streamed import Deferred
+from .streamed import Deferred
 
 __all__ = ["fused_losses"]
 

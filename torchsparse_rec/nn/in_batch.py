@@ -13,8 +13,8 @@ from .._agreed import agreeing
 from .._torch import is_seen
 from ..jagged import JaggedTensor
 from ..jagged.checks import check_tensor, checked_integers
-from ..ops._scores_checks import ascending, excluded_pairs, floats_of
 from ..ops.embedding import embedding
+from ..ops.scores_checks import ascending, excluded_pairs, floats_of
 from ..ops.scores_in_batch import in_batch_losses, targets_of
 
 __all__ = ["in_batch_softmax_loss"]

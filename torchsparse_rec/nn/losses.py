@@ -12,9 +12,9 @@ from .._torch import as_stored, untraced
 from .._torch_modules import is_in_ddp
 from ..jagged import JaggedTensor
 from ..jagged.checks import type_name
-from ..ops._scores_checks import ascending, excluded_pairs
-from ..ops._scores_kernels import loss
 from ..ops.scores import Options, check_loss, cross_entropy
+from ..ops.scores_checks import ascending, excluded_pairs
+from ..ops.scores_passes import loss
 from ..tables.part import Part
 from ..tables.stale import are_trained
 from ..tables.table import split_part

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..jagged import JaggedTensor
 from ..jagged.checks import check_tensor
-from ._scores_checks import check_block, check_factors, floats_of, left_out, wide
-from ._scores_kernels import loss, targets_of, weights_of
+from .scores_checks import check_block, check_factors, floats_of, left_out, wide
+from .scores_passes import loss, targets_of, weights_of
 
 __all__ = ["linear_cross_entropy"]
 

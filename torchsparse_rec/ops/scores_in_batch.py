@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .._reduction import SUM
-from ._scores_kernels import (
+from .autograd import differentiable, only_once
+from .scores_passes import (
     Passes,
     Samples,
     backward_fake,
@@ -25,7 +26,6 @@ from ._scores_kernels import (
     forward_of,
     targets_of,
 )
-from .autograd import differentiable, only_once
 from .scores_top_k import best_of_passes
 
 __all__ = ["in_batch_losses", "targets_of"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..jagged import JaggedTensor
 from ..jagged.checks import check_tensor
 from ._in_place import without_result
-from ._scores_checks import ascending, check_block, check_factors, excluded_pairs, wide
-from ._scores_kernels import Passes, Samples, targets_of
+from .scores_checks import ascending, check_block, check_factors, excluded_pairs, wide
+from .scores_passes import Passes, Samples, targets_of
 
 __all__ = ["top_k_rows"]
 

@@ -111,7 +111,7 @@ class Collected(NamedTuple):
 
     backward: int
     parts: list[Gradient | Any]
-    """Gradients of lookups, and losses over all rows, whose gradient is made block by block (``nn/_streamed.py``)."""
+    """Gradients of lookups, and losses over all rows, whose gradient is made block by block (``nn/streamed.py``)."""
 
 
 class StepListener(Protocol):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._scores_kernels import Backward, Factors, Passes, Samples
+from ..ops.scores_passes import Backward, Factors, Passes, Samples
 from ..tables.table import Gradient, Table, accumulator_dtype
 
 __all__ = ["Deferred", "blocks", "lock_of", "rows_of"]

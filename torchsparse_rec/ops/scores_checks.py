@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..jagged import JaggedTensor
 from ..jagged.checks import check_tensor
-from ._scores_kernels import targets_of
+from .scores_passes import targets_of
 
 __all__ = ["ascending", "check_block", "check_factors", "excluded_pairs", "floats_of", "left_out", "wide"]
 
