@@ -224,6 +224,7 @@ def with_one_gradient(frozen: bool) -> tuple[Tensor | None, Tensor | None]:
     return x.grad, table.weight.grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_an_input_without_gradient_on_one_rank(two) -> None:
     wanted = torch.full((2, 5), 0.2) - torch.eye(5)[[0, 4]]

@@ -166,6 +166,7 @@ def test_training_learns(loaded, loss, optimizer, tmp_path):
         assert last["valid_hr"] > 0.1 and last["valid_ndcg"] > 0.04 and last["test_hr"] > 0.06
 
 
+@pytest.mark.slow
 def test_the_sampler_goes_on_where_it_was(loaded, tmp_path):
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     flags = [*SMALL, "--loss", "sampled", "--output-dir"]
@@ -198,6 +199,7 @@ def test_metrics_equal_a_loop_over_users(small):
         assert model.training
 
 
+@pytest.mark.slow
 def test_mean_and_error_of_several_seeds(loaded, tmp_path, capsys):
     records = [{"test_hr": x, "test_ndcg": y} for x, y in ((0.1, 0.05), (0.2, 0.05), (0.3, 0.05))]
     assert sasrec.text_of_runs(records) == "test-HR@10 0.2000 +- 0.0577 test-NDCG@10 0.0500 +- 0.0000"
@@ -239,6 +241,7 @@ def test_losses_that_differ_are_a_failure(loaded, monkeypatch, capsys):
     assert "NOT EQUAL: the losses of the first 8 steps differ by " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", sasrec.LOSSES)
 def test_costs_of_generated_items(loss, capsys):
     for flags, what in (([], f"torchsparse_rec, loss {loss}, grad_mode fused"), (["--compare", "torch"], "torch")):

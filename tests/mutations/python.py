@@ -105,7 +105,6 @@ FAULTS = {
         ("bound", "bounds[number], bounds[number + 1]", "bounds[number], bounds[number + 1] - 1", "nn"),
         ("stale", "if states is None or not table.is_stale():", "if states is None or True:", "nn"),
     ],
-    "torchsparse_rec/nn/losses.py": [("sign", "module.weight if sparse else stored", "stored", "nn")],
     "torchsparse_rec/optim/_together.py": [
         (
             "stale",

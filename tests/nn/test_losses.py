@@ -496,6 +496,7 @@ def test_auto_goes_the_way_of_the_lookups(program: str, is_small: bool, monkeypa
         _assert_close(model.items.weight, sides[2][1].items.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_a_sparse_table_with_stale_rows_breaks_the_graph() -> None:
     torch.compiler.reset()

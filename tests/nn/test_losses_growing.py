@@ -179,6 +179,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("grad_mode", ["fused", "dense"])
 @pytest.mark.parametrize("name", OPTIONS)
@@ -244,6 +245,7 @@ def test_keys_of_int32() -> None:
         nn.table_cross_entropy(_lone(), tables[0], keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, optim.SGD])
 def test_a_frozen_table_and_an_optimizer_of_torch(optimizer: Any) -> None:
     sides = []
@@ -262,6 +264,7 @@ def test_a_frozen_table_and_an_optimizer_of_torch(optimizer: Any) -> None:
     _assert_close(*sides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_mode", ["fused", "dense", "auto"])
 def test_a_table_of_a_collection(grad_mode: Any) -> None:
     """The collection looks it up, and so does the table itself."""
@@ -420,6 +423,7 @@ def test_a_table_that_is_stepped_between_the_loss_and_its_backward() -> None:
         loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, at a break
 def test_compiled_code_leaves_the_loss_out_of_its_graph() -> None:
     torch.compiler.reset()

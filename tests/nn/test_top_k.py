@@ -122,6 +122,7 @@ class Ranker(torch.nn.Module):
         return self.best(query, self.table)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "tensor", "sparse"])
 def test_can_be_exported(kind: str) -> None:
     grad_mode = "sparse" if kind == "sparse" else None
@@ -142,6 +143,7 @@ def test_what_cannot_be_exported() -> None:
         torch.export.export(Ranker(_variable([1, 2, 3])).eval(), (QUERY,))
 
 
+@pytest.mark.slow
 def test_compiles() -> None:
     for table, whole in ((nn.Embedding(5, 2, _weight=ROWS), True), (_variable([70, 7, 5]), False)):
         model = Ranker(table)

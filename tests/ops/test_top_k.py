@@ -162,6 +162,7 @@ def test_is_not_differentiable() -> None:
     assert not values.requires_grad and not rows.requires_grad
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     query, table = _problem()
     targets, pairs = torch.full((N,), -1), (torch.tensor([3, 70]), torch.tensor([1, 0]))
@@ -182,6 +183,7 @@ def test_compiles_whole() -> None:
     _assert_equal(compiled(query, table), best(query, table))
 
 
+@pytest.mark.slow
 def test_can_be_exported() -> None:
     query, table = _problem()
 
