@@ -198,6 +198,7 @@ def in_ddp(collection: bool) -> tuple[Tensor, list[Tensor], Tensor]:
     return mean / 2, [table, *(p.grad for p in (model.bias, *model.top.parameters()))], one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collection", [False, True])
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_dense_layers_around_it(two, collection: bool) -> None:

@@ -135,6 +135,7 @@ def test_losses_by_hand(small):
         assert sasrec.loss_of(model, batch, loss, log_q).item() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", sasrec.LOSSES)
 def test_all_gradient_modes_train_the_same_parameters(small, loss):
     ends, losses = {}, {}

@@ -212,6 +212,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     _assert_close(its, wanted, most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])
 @pytest.mark.filterwarnings("ignore:.*updates all rows of a table:UserWarning")
 def test_stochastic_rounding_moves_rows_by_their_mean(name: str) -> None:
@@ -528,6 +529,7 @@ def test_explain_says_what_a_loss_gives() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_mode", ["fused", "dense", "auto"])
 def test_compiles_whole(grad_mode: str) -> None:
     torch.compiler.reset()

@@ -292,6 +292,7 @@ def test_a_table_of_a_collection(grad_mode: Any) -> None:
         _assert_close(actual.double(), wanted.double())
 
 
+@pytest.mark.slow
 def test_half_types_round_the_same_numbers() -> None:
     sides = []
     for grad_mode in ("fused", "dense"):
@@ -370,6 +371,7 @@ def test_what_erased_keys_leave_behind_reaches_nothing(grad_mode: str) -> None:
     assert torch.equal(table.train()(KEYS[:12]), _variable().lookup(KEYS[:12]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_mode", ["fused", "dense"])
 def test_a_table_without_keys(grad_mode: str) -> None:
     table, lone = _variable(grad_mode), _lone()
