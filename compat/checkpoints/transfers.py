@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..._torch import as_stored
 from ...optim.row_optimizer import RowOptimizer
-from ...tables.table import accumulator_dtype, table_if_any
+from ...tables.layouts import accumulator_dtype
+from ...tables.table import table_if_any
 from ...variable.optimizer_rows import new_zeros
 from .format import Piece, copy_bytes
 from .growing import GrowingRows, check_rows, insert_rows

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import optim
 from ...files import whole_file
 from ...optim.row_optimizer import RowOptimizer
-from ...tables.table import accumulator_dtype
+from ...tables.layouts import accumulator_dtype
 from .growing import write_rows
 from .names import Move, Target
 from .slots import beta_powers, factor_of, keras_groups, v1_slots

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._reduction import is_extreme
 from .._torch import below_autograd, call_kernel, count_writes, entry_of
-from ..tables.table import writable
+from ..tables.layouts import writable
 
 if TYPE_CHECKING:
     from ..tables.gradients import StepGroup

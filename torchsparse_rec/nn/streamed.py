@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..ops.scores_passes import Backward, Factors, Passes, Samples
-from ..tables.table import Gradient, Table, accumulator_dtype
+from ..tables.layouts import accumulator_dtype
+from ..tables.table import Gradient, Table
 
 __all__ = ["Deferred", "blocks", "lock_of", "rows_of"]
 

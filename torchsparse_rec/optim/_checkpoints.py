@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..tables.layouts import accumulator_dtype
 from ..tables.steps import Steps
-from ..tables.table import Table, accumulator_dtype, announce, table_if_any
+from ..tables.table import Table, announce, table_if_any
 
 __all__ = ["Checkpoints", "check_options"]
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..tables.clock import Clock
 from ..tables.gradients import StepGroup
+from ..tables.layouts import accumulator_dtype, flat, has_whole_rows
 from ..tables.steps import ClockKind
-from ..tables.table import Table, accumulator_dtype, flat, growing_among, has_whole_rows
+from ..tables.table import Table, growing_among
 from ._groups import Groups
 from ._rule import Rule
 

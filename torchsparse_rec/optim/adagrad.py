@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..tables.table import accumulator_dtype
+from ..tables.layouts import accumulator_dtype
 from ._dense import check_not_negative, dense_parameters, per_row, row_means
 from .row_optimizer import RowOptimizer, Rule
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from .._torch import as_stored, grad_of
 from .._torch_modules import fused_adam, fused_adamw
+from ..tables.layouts import flat
 from ..tables.stale import can_be_stale
-from ..tables.table import are_same, flat
+from ..tables.table import are_same
 from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means
 from .row_optimizer import RowOptimizer, Rule
 

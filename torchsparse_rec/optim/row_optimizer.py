@@ -14,21 +14,10 @@ from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untra
 from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
 from ..tables.clock import Clock
 from ..tables.gradients import StepGroup, gradient_of, update, update_blocks
+from ..tables.layouts import accumulator_dtype, flat, has_whole_rows
 from ..tables.stale import can_be_stale, mark_stale, mark_stepped
 from ..tables.steps import ALL_ROWS, ITS_ROWS, LATER, ClockKind
-from ..tables.table import (
-    Gradient,
-    RowStates,
-    Table,
-    accumulator_dtype,
-    flat,
-    growing_among,
-    has_whole_rows,
-    reached,
-    table_if_any,
-    table_of,
-    writing,
-)
+from ..tables.table import Gradient, RowStates, Table, growing_among, reached, table_if_any, table_of, writing
 from ._checkpoints import check_options as check_options
 from ._groups import Groups
 from ._rule import Rule

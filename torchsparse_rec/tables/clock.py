@@ -7,9 +7,10 @@ import weakref
 import torch
 
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
+from .layouts import accumulator_dtype, writable
 from .stale import mark_fresh
 from .steps import LATER, ClockKind, Steps
-from .table import RowStates, Table, accumulator_dtype, growing_among, note_change, writable, writing
+from .table import RowStates, Table, growing_among, note_change, writing
 
 __all__ = ["HISTORY_STEPS", "Clock"]
 

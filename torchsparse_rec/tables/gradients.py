@@ -13,7 +13,8 @@ from torch import Tensor
 from .._torch import count_writes
 from ..ops import row_optimizer as row_optimizer  # registers the operator
 from .clock import Clock
-from .table import Gradient, accumulator_dtype, table_of, writable
+from .layouts import accumulator_dtype, writable
+from .table import Gradient, table_of
 
 __all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update", "update_blocks"]
 
@@ -45,7 +46,7 @@ class StepGroup:
     """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
     clock: Clock
     writable: bool
-    """Whether operators can write all tables where they are; see :func:`tables.table.writable`."""
+    """Whether operators can write all tables where they are; see :func:`tables.layouts.writable`."""
 
     def renew(self) -> None:
         """Become the group of the next step, where nothing else has changed."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored, grad_of, see_swapped
+from .layouts import accumulator_dtype, flat
 
 if TYPE_CHECKING:
     from .growing import Places
@@ -39,7 +40,6 @@ __all__ = [
     "forget_collected",
     "StepListener",
     "growing_among",
-    "has_whole_rows",
     "is_growing_stale",
     "no_gradient",
     "note_change",
@@ -47,7 +47,6 @@ __all__ = [
     "split_part",
     "table_if_any",
     "table_of",
-    "writable",
     "writing",
     "zeroed",
 ]
@@ -396,57 +395,3 @@ def any_grad(parameters: Iterable[Tensor]) -> bool:
 def are_same(a: Collection[object], b: Collection[object]) -> bool:
     """Say whether both collections hold the same objects in the same order."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
-
-
-def flat(x: Tensor) -> Tensor:
-    """View ``[V, ...]`` as ``[V, D]``, without a copy."""
-    x = x.detach()
-    return x if x.dim() == 2 else x.view(x.shape[0], -1)
-
-
-def has_whole_rows(x: Tensor) -> bool:
-    """Say whether operators can write a table: whether each row is contiguous and apart from the others."""
-    if x.is_contiguous():
-        return True
-    return x.dim() == 2 and (x.shape[1] == 1 or x.stride(1) == 1) and x.stride(0) >= x.shape[1]
-
-
-@contextmanager
-def writable(weights: list[Tensor], wanted: Sequence[bool]) -> Iterator[list[Tensor]]:
-    """
-    Have copies in the place of tables that operators cannot write, such as transposed matrices, and write them back.
-
-    Args:
-        weights: the tables.
-        wanted: whether to write each of them.
-
-    Raises:
-        ValueError: elements of a table share memory, so that no step can write them.
-    """
-    scattered = [k for k, want in enumerate(wanted) if want and not has_whole_rows(weights[k])]
-    copies = list(weights)
-    for k in scattered:
-        if _shares_elements(weights[k]):
-            raise ValueError(
-                f"a table of shape {list(weights[k].shape)} has elements that share memory, by strides "
-                f"{list(weights[k].stride())}, so that no step can update it: give its module weight.contiguous()"
-            )
-        copies[k] = weights[k].detach().contiguous()
-    yield copies
-    for k in scattered:
-        weights[k].copy_(copies[k])
-
-
-def _shares_elements(x: Tensor) -> bool:
-    """Say whether two elements may be one in memory."""
-    end = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride < end:
-            return True
-        end += stride * (size - 1)
-    return False
-
-
-def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the optimizer's states for a table of ``dtype``: float64 for float64, otherwise float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

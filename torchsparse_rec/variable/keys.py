@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from ._counters import Known, late_keys, short_of_room
 from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
 from .own_tensors import OwnTensors
 
-__all__ = ["KeyRows", "insert_together", "packed", "unpacked"]
+__all__ = ["KeyRows", "packed", "unpacked"]
 
 # Positions in ``counters``. The operators do not touch the last one, which KeyRows keeps.
 _USED, _REUSED, _FAILED, _INSERTED, _ERASED = range(5)
@@ -400,53 +400,3 @@ class KeyRows(OwnTensors):
         entries[: self.capacity] = self.entries
         index = new_index(self.name, entries, self.counters, seed_of(self.index))
         self.entries, self.index = entries, index
-
-
-def insert_together(
-    tables: Sequence[KeyRows],
-    ids: Tensor,
-    parts: Sequence[tuple[int, int]],
-    versions: Sequence[int],
-    make_rooms: Sequence[Callable[[int], None]],
-) -> tuple[Tensor, Tensor]:
-    """
-    Find and insert the keys of several tables in one call: as :meth:`KeyRows.insert` with ``count=True``.
-
-    Args:
-        tables: the tables.
-        ids: the keys of all tables.
-        parts: the beginning and end of each table's keys in ``ids``, in ascending order.
-        versions: the versions of each table.
-        make_rooms: the function ``make_room`` of each table.
-
-    Returns:
-        ``(rows, inserted)``; at positions in no part, the ids themselves and -1.
-
-    Raises:
-        RuntimeError: as :meth:`KeyRows.insert`. No key is inserted in any table then.
-    """
-    sizes = [end - begin for begin, end in parts]
-    for k in short_of_room(tables, sizes):
-        begin, end = parts[k]
-        tables[k]._see_room_before(ids[begin:end], None, make_rooms[k], versions[k])
-    rows, inserted = ops.tables_find_or_insert_(
-        [keys.index for keys in tables],
-        [keys.entries for keys in tables],
-        [keys.counters for keys in tables],
-        [keys.free_rows for keys in tables],
-        ids,
-        [begin for begin, _ in parts],
-        [end for _, end in parts],
-        versions=[version + 1 for version in versions],
-        count=True,
-    )
-    try:
-        for k in late_keys(tables, sizes):
-            (begin, end), keys = parts[k], tables[k]
-            insert = partial(keys._insert, version=versions[k] + 1, count=True)
-            keys._complete(ids[begin:end], None, None, insert, make_rooms[k], rows[begin:end], inserted[begin:end])
-    except BaseException:
-        for keys, (begin, end) in zip(tables, parts, strict=True):
-            keys.undo(ids[begin:end], inserted[begin:end])
-        raise
-    return rows, inserted

@@ -14,8 +14,9 @@ from torch.nn import Parameter
 from .. import ops
 from ..ops.row_optimizer import row_optimizer_make_current_
 from ..optim.row_optimizer import RowOptimizer
+from ..tables.layouts import accumulator_dtype
 from ..tables.steps import ITS_ROWS, Steps
-from ..tables.table import Table, accumulator_dtype, note_change, table_of
+from ..tables.table import Table, note_change, table_of
 
 __all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "flush_rows", "new_zeros"]
 

@@ -13,9 +13,9 @@ from .._torch import is_run_again
 from ..tables.table import table_of
 from .filters import CounterAdmission
 from .initial import InitialRows
-from .keys import insert_together
 from .optimizer_rows import new_zeros
 from .rows import TableRows
+from .together import insert_together
 
 __all__ = ["TrainingRows", "begin", "rows_together"]
 
