@@ -1,16 +1,16 @@
 """
-Losses over all rows of a table that ranks share: samples travel to the rows, sums of exponentials travel back.
+Losses over all rows of a table that ranks share, and its best rows: samples travel to the rows, results travel back.
 
 Each rank passes over its own rows with the samples of all ranks, in forward and in backward. Rows stay where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -21,10 +21,11 @@ from torch.nn import Parameter
 from .._torch import as_stored
 from ..nn.streamed import Deferred
 from ..ops.scores_passes import Factors, Passes, Samples, backward_of, weights_of
+from ..ops.scores_top_k import best_of_passes, check_k, places_of_keys
 from ..tables.blocks import Blocks
 from .exchange import Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise
-from .ranks import known_call
+from .ranks import Call, known_call
 from .shards import COUNTS_OF_LOSS
 from .together import module_of
 
@@ -33,29 +34,32 @@ __all__ = ["OverRanks"]
 
 class OverRanks:
     """
-    The way of losses over all rows of a table that ranks share, which all of them call.
+    The way over all rows of a table that ranks share, which all of them call.
 
     Args:
         weight: the parameter, with this rank's part.
+        name: the name of the caller, for errors.
+        instead: what one may do instead where the plan does not fit, for errors.
 
     Raises:
         ValueError: the table is ``ColumnWise`` or ``Replicated``.
     """
 
-    def __init__(self, weight: Parameter) -> None:
+    def __init__(self, weight: Parameter, name: str, instead: str = "") -> None:
         self._module = module = module_of(weight)
         self._weight, self._shards = weight, module.shards
         its = zip(self._shards.tables, self._shards.plans, strict=True)
         table, self._plan = next((table, plan) for table, plan in its if table.weight is weight)
         if isinstance(self._plan, (ColumnWise, Replicated)):
             raise ValueError(
-                f"table_cross_entropy: table {table.name!r} must be RowWise or TableWise, got "
-                f"{type(self._plan).__name__}: choose its plan in shard(), or take nn.sampled_softmax_loss"
+                f"{name}: table {table.name!r} must be RowWise or TableWise, got {type(self._plan).__name__}: choose "
+                f"its plan in shard(){instead}"
             )
-        self._rows, self._name = table.rows, table.name
+        self._caller, self._name = name, table.name
+        self._rows = 1 if table.grows else table.rows
         with as_stored():
             # Of the whole table: its shape, dtype and device, in the memory of one number.
-            self.rows = weight.detach().new_empty(1, 1).expand(table.rows, table.dim)
+            self.rows = weight.detach().new_empty(1, 1).expand(self._rows, table.dim)
 
     def told(self) -> AbstractContextManager[None]:
         """Return a context that raises its error on all ranks."""
@@ -96,10 +100,8 @@ class OverRanks:
             input=scale_gradient(of.input, count), bias=None if of.bias is None else scale_gradient(of.bias, count)
         )
         with ranks, torch.autocast(device.type, enabled=False):
-            parts = [x.repeat(count) for x in (of.input.reshape(-1), of.targets, *(pairs if any(es) else []))]
-            amounts = [[n * dim for n in ns], ns, es, es][: len(parts)]
-            sizes = [Sizes([came[ranks.rank]] * count, came) for came in amounts]
-            got = exchange(ranks, ranks.group, call, sizes, parts, leaf if travels else None, 1.0)
+            parts = [of.input.reshape(-1), of.targets, *(pairs if any(es) else [])]
+            got = self._of_all(call, parts, [[n * dim for n in ns], ns, es, es], leaf if travels else None)
             local = self._local(of, got, ns, es)
             lookups = None if isinstance(rows, Tensor) else rows
             with as_stored():
@@ -116,17 +118,81 @@ class OverRanks:
             losses = _losses(of, self._rows - (of.padding >= 0), *of_ranks)
             return scale_gradient(losses, 1 / count)
 
+    def best(
+        self,
+        its: Candidates,
+        queries: Tensor,
+        excluded: tuple[Tensor, Tensor] | None,
+        k: int,
+        block: int | None,
+        padding: int,
+    ) -> tuple[Tensor, Tensor]:
+        """
+        Return the k highest scores of each of this rank's queries among the rows of all, and their ids: ``[N, k]``.
+
+        Args:
+            its: this rank's rows.
+            queries: ``[N, D]``.
+            excluded: the ids that do not count, -1 for none, and for which query: ``[E]`` int64.
+            k: the number of rows of each query.
+            block: the number of rows that are read at a time.
+            padding: an id that counts for no query; -1: all count.
+
+        Raises:
+            RuntimeError: see :class:`Ranks`; ranks differ in the dtype of queries, or in k.
+            ValueError: all ranks together have fewer than k rows.
+        """
+        shards, (mine, dim) = self._shards, queries.shape
+        ranks, count = shards.ranks, shards.ranks.count
+        mode, details = "train" if self._module.training else "eval", f"{queries.dtype}, k {k}"
+        call = known_call(shards.name, f"best of all rows of {self._name!r}", mode, details)
+        pairs = excluded or [queries.new_empty(0, dtype=torch.int64)] * 2
+        told = torch.tensor([[mine, len(pairs[0]), its.size]]).expand(count, COUNTS_OF_LOSS)
+        ns, es, candidates = ranks.headers(call, told).T.tolist()
+        check_k(self._caller, k, sum(candidates))
+        with ranks, torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
+            parts = [queries.reshape(-1), *(pairs if any(es) else [])]
+            got = self._of_all(call, parts, [[n * dim for n in ns], es, es])
+            ids = of = None
+            if any(es):
+                ids, of = _left_out(its.places_of(got[1]), got[2], ns, es)
+            place = int(its.places_of(torch.tensor([padding], device=queries.device)))
+            samples = Samples(got[0].view(sum(ns), dim), pairs[0][:0], None, None, ids, of, 0.0, False, block, place)
+            values, places = best_of_passes(Passes(samples, its.size), its.rows_of, k)
+            answers = [values.reshape(-1), its.ids_of(places).where(places >= 0, -1).reshape(-1)]
+            sizes = [Sizes([n * k for n in ns], [mine * k] * count)] * 2
+            came = exchange(ranks, ranks.group, call, sizes, answers, None, 1.0)
+        values, ids = (x.view(count, mine, k).transpose(0, 1).reshape(mine, count * k) for x in came)
+        ids, order = ids.sort(dim=1)  # of equal values the lower id comes first
+        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        return values[:, :k].contiguous(), ids.gather(1, order[:, :k])
+
+    def _of_all(
+        self, call: Call, parts: Sequence[Tensor], amounts: Sequence[Sequence[int]], leaf: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return vectors of all ranks, of which each has such amounts; gradients come back if a leaf is given."""
+        ranks = self._shards.ranks
+        sizes = [Sizes([came[ranks.rank]] * ranks.count, came) for came in amounts[: len(parts)]]
+        return exchange(ranks, ranks.group, call, sizes, [x.repeat(ranks.count) for x in parts], leaf, 1.0)
+
+    def candidates(self, rows: Tensor, keys: Tensor | None) -> Candidates:
+        """Return this rank's rows, given up to date; those of a table that grows by their keys."""
+        ranks = self._shards.ranks
+        if len(rows) == 0:
+            return Candidates()
+        if keys is not None:
+            return _of_keys(rows, keys)
+        if isinstance(self._plan, RowWise):
+            return _of_blocks(rows, Blocks(self._rows), ranks.rank, ranks.count)
+        return Candidates(len(rows), lambda begin, end: rows[begin:end], lambda ids: ids, lambda places: places)
+
     def _local(self, of: Samples, got: list[Tensor], ns: list[int], es: list[int]) -> Samples:
         """Return the samples of all ranks, and what their passes over this rank's rows are told."""
         ranks, device = self._shards.ranks, of.input.device
         input, targets = got[0].view(sum(ns), of.input.shape[1]), self._rows_of(got[1])
         ids = samples = bias = weight = live = None
         if len(got) > 2:
-            firsts = torch.tensor([0, *accumulate(ns)][:-1]).repeat_interleave(torch.tensor(es)).to(device)
-            rows, all_samples = self._rows_of(got[2]), got[3] + firsts
-            here = rows >= 0
-            ids, order = rows[here].sort(stable=True)
-            samples = all_samples[here][order]
+            ids, samples = _left_out(self._rows_of(got[2]), got[3], ns, es)
         if isinstance(self._plan, RowWise):
             blocks = Blocks(self._rows)
             absent = blocks.without_id(ranks.rank, ranks.count).to(device)
@@ -149,6 +215,59 @@ class OverRanks:
         if isinstance(self._plan, RowWise):
             return Blocks(self._rows).rows_of_ids(ids, ranks.rank, ranks.count)
         return ids if self._plan.rank == ranks.rank else torch.full_like(ids, -1)
+
+
+class Candidates(NamedTuple):
+    """
+    The rows of a rank that have an id, in ascending order of these, so that of equal scores the lower id comes first.
+
+    ``places_of`` is -1 of ids that the rank does not have. Of the place -1 ``ids_of`` may be anything.
+    """
+
+    size: int = 0
+    rows_of: Callable[[int, int], Tensor] = torch.empty
+    places_of: Callable[[Tensor], Tensor] = partial(torch.full_like, fill_value=-1)
+    ids_of: Callable[[Tensor], Tensor] = torch.clone
+
+
+def _of_blocks(rows: Tensor, blocks: Blocks, rank: int, ranks: int) -> Candidates:
+    """Return the candidates among the rows that a rank keeps of a table that is split by rows."""
+    remainders, order = blocks.reversed[blocks.begin(rank, ranks) : blocks.begin(rank + 1, ranks)].sort()
+    width, in_last = len(order), int((remainders < blocks.rows % blocks.count).sum())
+    remainders, order = remainders.to(rows.device), order.to(rows.device)
+    inverse = order.argsort()
+
+    def rows_of(begin: int, end: int) -> Tensor:
+        places = torch.arange(begin, end, device=rows.device)
+        return rows.index_select(0, places - places % width + order[places % width])
+
+    def places_of(ids: Tensor) -> Tensor:
+        its = blocks.rows_of_ids(ids, rank, ranks)
+        return (its - its % width + inverse[its % width]).where(its >= 0, -1)
+
+    def ids_of(places: Tensor) -> Tensor:
+        return places // width * blocks.count + remainders[places % width]
+
+    return Candidates(blocks.rows // blocks.count * width + in_last, rows_of, places_of, ids_of)
+
+
+def _of_keys(rows: Tensor, keys: Tensor) -> Candidates:
+    """Return the candidates of a table that grows, of which a rank has these keys."""
+    keys, order = keys.sort()
+    return Candidates(
+        len(keys),
+        lambda begin, end: rows.index_select(0, order[begin:end]),
+        partial(places_of_keys, keys),
+        lambda places: keys[places],
+    )
+
+
+def _left_out(rows: Tensor, samples: Tensor, ns: list[int], es: list[int]) -> tuple[Tensor, Tensor]:
+    """Return which rows do not count for which samples of all ranks, by row, given the rows here, -1 of others."""
+    firsts = torch.tensor([0, *accumulate(ns)][:-1]).repeat_interleave(torch.tensor(es)).to(rows.device)
+    here = rows >= 0
+    rows, order = rows[here].sort(stable=True)
+    return rows, (samples + firsts)[here][order]
 
 
 def _losses(of: Samples, classes: int, maximum: Tensor, total: Tensor, own: Tensor, shared: Tensor) -> Tensor:

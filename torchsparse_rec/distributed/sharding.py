@@ -370,4 +370,4 @@ def _cut_growing(table: ModuleTable, plan: TablePlan, ranks: Ranks) -> None:
         has = partial(torch.full_like, fill_value=is_mine, dtype=torch.bool)
         if not is_mine:
             table.child.keep_keys(has, None)
-    set_part(table.weight, Part(ranks.group, False, table.name, has, look_up_together))
+    set_part(table.weight, Part(ranks.group, False, table.name, has, look_up_together, OverRanks))

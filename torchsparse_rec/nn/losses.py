@@ -208,9 +208,10 @@ _OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing", "temperatu
 def _over_ranks(part: Part, table: Any, input: Tensor, target: Tensor, bias: Tensor | None, options: Options) -> Tensor:
     """Return the loss over the rows of all ranks, of which this one has a part."""
     weight = weight_of(table)
-    if part.over_rows is None:
+    assert part.over_rows is not None
+    if part.has is not None:
         raise ValueError(f"{_NAME}: table must have numbered rows, got a part of {part.name!r}, which grows")
-    over = part.over_rows(weight)
+    over = part.over_rows(weight, _NAME, ", or take nn.sampled_softmax_loss")
     with over.told():
         padding, is_ours = getattr(table, "padding_idx", None), isinstance(table, GradModeMixin)
         if is_ours and _kind(table, weight) == "fused":

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._torch import untraced
 from ..jagged import JaggedTensor
 from ..jagged.checks import type_name
 from ..ops.scores_top_k import best_rows
-from ..tables.table import split_part
+from ..tables.part import Part
 from ._owner import TableOwner
 from ._refusals import growing_untraced
 from .embedding_variable import EmbeddingVariable
+from .lookup_sparse import part_of, weight_of
 
 __all__ = ["TopK"]
 
@@ -36,18 +39,23 @@ class TopK(torch.nn.Module):
         present keys are candidates, and ids are keys. Each call copies its rows: to call it often between two steps,
         take ``export()`` once, give its ``values``, and read the ids in its ``keys``.
 
+        Of a table that ranks share, ``RowWise`` or ``TableWise``, all ranks call this, each with its own queries, of
+        any number, and with the same k. Queries travel; rows stay.
+
         ``excluded``: the ids that do not count for a query: a :class:`torchsparse_rec.jagged.JaggedTensor` of N rows,
         or ``[N, E]`` int64 filled up with -1. Keys that a variable does not have say nothing.
 
         The result is ``(values, ids)``, both ``[..., k]``, the highest first: float32, of float64 float64; and int64.
-        Of equal values the lower row comes first. Where fewer than k candidates are left, the last places have the
-        value -inf and the id -1.
+        Of equal values the lower row comes first, and of a variable over ranks the lower key. Where fewer than k
+        candidates are left, the last places have the value -inf and the id -1.
 
     Raises:
         IndexError: an excluded id that the table does not have, named with its position.
-        RuntimeError: a table that is split over ranks; in ``torch.export``, one that grows, or whose rows may be stale.
+        RuntimeError: in ``torch.export`` a table that grows, is split over ranks, or whose rows may be stale. Over
+            ranks also a k or dtypes that differ.
         TypeError: a table of another kind.
-        ValueError: shapes, dtypes or devices that do not fit, or fewer than k rows.
+        ValueError: shapes, dtypes or devices that do not fit, fewer than k rows, or a table over ranks that is
+            ``ColumnWise``. Over ranks an error of one is raised on all.
 
     Not differentiable. See :func:`torchsparse_rec.ops.top_k_rows` for half types, NaN and bits.
 
@@ -75,17 +83,16 @@ class TopK(torch.nn.Module):
         self, query: Tensor, table: torch.nn.Module | Tensor, *, excluded: JaggedTensor | Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the highest scores of each query, and their ids; see the class."""
+        _check_kind(table)
+        refuse_export = getattr(table, "refuse_export", None)
+        if refuse_export is not None:  # torch.export puts other tensors for parameters, so that no part is known
+            refuse_export()
+        part = part_of(table)
+        if part is not None and not part.replicated:
+            return _over_ranks(part, table, query, self.k, excluded)  # type: ignore[no-any-return]
         if isinstance(table, EmbeddingVariable):
             return self._of_keys(query, table, excluded)
-        padding_idx = None
-        if isinstance(table, Tensor):
-            weight = table
-        elif isinstance(table, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            if isinstance(table, TableOwner):
-                _check_owner(table)
-            weight, padding_idx = table.weight, table.padding_idx
-        else:
-            _refuse(table)
+        weight, padding_idx = _rows_of(table)
         return best_rows("TopK", query, weight, self.k, excluded, of_rows="table", without=padding_idx)
 
     def _of_keys(
@@ -99,7 +106,6 @@ class TopK(torch.nn.Module):
             )
         if torch.compiler.is_compiling():
             return growing_untraced(self._of_keys, query, table, excluded)  # type: ignore[no-any-return]
-        _check_owner(table)
         keys, values, *_ = table.export()
         return best_rows("TopK", query, values, self.k, excluded, of_rows="table", keys=keys.long())
 
@@ -108,24 +114,42 @@ class TopK(torch.nn.Module):
         return f"k={self.k}"
 
 
-def _check_owner(table: TableOwner) -> None:
-    """Raise ``RuntimeError`` if a table's stored rows are not all there or, in a program, perhaps stale."""
-    if torch.compiler.is_compiling():
-        if torch.compiler.is_exporting() and table.training and table._may_be_stale():
-            raise RuntimeError(
-                f"TopK: {type(table).__name__} cannot be exported in train(), as its rows may be stale: call eval() on "
-                "the model before torch.export"
-            )
-        return
-    part = split_part(table.stored_weight())
-    if part is not None:
+@untraced(reason="TopK of a table of several ranks cannot be part of a graph: compile without fullgraph")
+def _over_ranks(
+    part: Part, table: Any, query: Tensor, k: int, excluded: JaggedTensor | Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the highest scores among the rows of all ranks, of which this one has a part."""
+    assert part.over_rows is not None
+    over = part.over_rows(weight_of(table), "TopK")
+    with over.told():
+        keys, padding_idx = None, None
+        if isinstance(table, EmbeddingVariable):
+            keys, rows, *_ = table.export()
+        elif part.has is not None:
+            raise ValueError(f"TopK: table must be the EmbeddingVariable {part.name!r}, got its parameter")
+        else:
+            rows, padding_idx = _rows_of(table)
+        best_of = partial(over.best, over.candidates(rows.detach(), None if keys is None else keys.long()))
+        how: dict[str, Any] = {"of_rows": "table", "without": padding_idx, "keys": keys, "best_of": best_of}
+        return best_rows("TopK", query, over.rows, k, excluded, **how)
+
+
+def _rows_of(table: Any) -> tuple[Tensor, int | None]:
+    """Return a table's rows, or this rank's of them, up to date, and the number of the one that does not count."""
+    if isinstance(table, Tensor):
+        return table, None
+    if torch.compiler.is_exporting() and isinstance(table, TableOwner) and table.training and table._may_be_stale():
         raise RuntimeError(
-            f"TopK: table {part.name!r} is split over ranks, and this one has only its own rows: take the best of each "
-            "rank's rows by ops.top_k_rows, and of these the best, or load the model's checkpoint in one process"
+            f"TopK: {type(table).__name__} cannot be exported in train(), as its rows may be stale: call eval() on "
+            "the model before torch.export"
         )
+    return table.weight, table.padding_idx
 
 
-def _refuse(table: object) -> NoReturn:
+def _check_kind(table: object) -> None:
+    """Raise ``TypeError`` if a table is of no kind whose rows are candidates."""
+    if isinstance(table, Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag | EmbeddingVariable):
+        return
     way = "give a tensor [V, D] of its rows"
     if hasattr(table, "embedding_bags"):
         way = "give one of its tables, such as collection.embedding_bags['items']"

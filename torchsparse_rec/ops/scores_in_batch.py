@@ -69,7 +69,7 @@ def _hardest(passes: Passes, rows: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
     own = (of.input * rows[of.targets].to(of.input.dtype)).sum(1)
     if of.bias is not None:
         own += of.bias[of.targets].to(own.dtype)
-    best, found = best_of_passes(passes, rows, k, excludes_targets=True)
+    best, found = best_of_passes(passes, lambda begin, end: rows[begin:end], k, excludes_targets=True)
     scores, chosen = torch.cat([own[:, None], best], 1), torch.cat([of.targets[:, None], found], 1)
     shares = scores.softmax(1)
     shares[:, 0] -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ def best_rows(
     without: int | None = None,
     keys: Tensor | None = None,
     block: int | None = None,
+    best_of: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
     Return what :func:`top_k_rows` does, by other names in errors.
@@ -85,6 +87,8 @@ def best_rows(
         without: a row that counts for no query.
         keys: ``[V]`` int64, the ids of the rows. Those that are excluded may be others. Default: ids are rows.
         block: the argument of that function.
+        best_of: the way of a table that ranks share, given queries, pairs of excluded ids and queries, k, block, and
+            the row that does not count. Default: all rows are here.
     """
     for argument, x in (("query", query), (of_rows, weight)):
         check_tensor(name, argument, x)
@@ -92,37 +96,56 @@ def best_rows(
     if weight.device != query.device:
         raise ValueError(f"{name}: {of_rows} must be on the device of query, {query.device}, got {weight.device}")
     rows, shape = weight.shape[0], query.shape[:-1]
-    if not 1 <= k <= rows:
-        raise ValueError(f"{name}: k must be in [1, {rows}], got {k}")
+    if best_of is None:
+        check_k(name, k, rows)
     check_block(name, block)
     queries = query.detach().reshape(math.prod(shape), query.shape[-1]).to(wide(query.dtype))
-    targets = torch.full((queries.shape[0],), -1, device=query.device)
-    pairs: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+    padding, pairs = -1 if without is None else without, None
     if excluded is not None:
-        ids, of = excluded_pairs(name, excluded, targets.shape[0], query.device, "queries")
-        pairs = ascending(targets_of(ids, rows, -1, True) if keys is None else _rows_of(ids, keys), of, targets)
-    padding = -1 if without is None else without
-    values, found = _top_k(queries, weight.detach(), targets, *pairs, k, block, padding)
+        ids, of = excluded_pairs(name, excluded, queries.shape[0], query.device, "queries")
+        pairs = (targets_of(ids, rows, -1, True) if keys is None else ids.long()), of
+    if best_of is not None:
+        values, found = best_of(queries, pairs, k, block, padding)
+        return values.view(*shape, k), found.view(*shape, k)
+    targets = torch.full((queries.shape[0],), -1, device=query.device)
+    in_order: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+    if pairs is not None:
+        in_order = ascending(pairs[0] if keys is None else _rows_of(pairs[0], keys), pairs[1], targets)
+    values, found = _top_k(queries, weight.detach(), targets, *in_order, k, block, padding)
     if keys is not None:
         found = keys[found].where(found >= 0, -1)
     return values.reshape(*shape, k), found.reshape(*shape, k)
 
 
+def check_k(name: str, k: int, rows: int) -> None:
+    """Raise ``ValueError`` if a table does not have k rows."""
+    if not 1 <= k <= rows:
+        raise ValueError(f"{name}: k must be in [1, {rows}], got {k}")
+
+
 def _rows_of(ids: Tensor, keys: Tensor) -> Tensor:
     """Return the rows of ids, -1 of those without one, and of -1."""
     ordered, rows = keys.sort()
-    places = torch.searchsorted(ordered, ids.long()).clamp_max(keys.shape[0] - 1)
-    return rows[places].where((ordered[places] == ids) & (ids != -1), -1)
+    places = places_of_keys(ordered, ids)
+    return rows[places].where(places >= 0, -1)
 
 
-def best_of_passes(passes: Passes, rows: Tensor, k: int, excludes_targets: bool = False) -> tuple[Tensor, Tensor]:
+def places_of_keys(ordered: Tensor, ids: Tensor) -> Tensor:
+    """Return the places of ids among ascending keys, of which there is one; -1 of those without one, and of -1."""
+    places = torch.searchsorted(ordered, ids).clamp_max(ordered.shape[0] - 1)
+    return places.where((ordered[places] == ids) & (ids != -1), -1)
+
+
+def best_of_passes(
+    passes: Passes, rows_of: Callable[[int, int], Tensor], k: int, excludes_targets: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the k highest scores of each sample, and their rows: ``[N, k]``; -inf and -1 where none is left."""
     of = passes.of
     values = of.input.new_full((of.input.shape[0], k), -torch.inf)
     found = torch.full_like(values, -1, dtype=torch.int64)
     samples = torch.arange(values.shape[0], device=values.device)
     for begin, end in passes.blocks():
-        scores = passes.scores(passes.units(rows[begin:end], begin, end)[0], begin, end)
+        scores = passes.scores(passes.units(rows_of(begin, end), begin, end)[0], begin, end)
         if excludes_targets:
             _ops.scores_exclude_.default(scores, of.targets, samples, begin)
         _ops.scores_top_k_.default(scores, begin, values, found)
@@ -151,7 +174,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     of = Samples(input.contiguous(), targets, None, None, ids, samples, 0.0, False, block, padding)
     with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-        return best_of_passes(Passes(of, rows.shape[0]), rows, k)
+        return best_of_passes(Passes(of, rows.shape[0]), lambda begin, end: rows[begin:end], k)
 
 
 def _fake(

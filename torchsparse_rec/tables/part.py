@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .._torch import as_stored
 
@@ -74,9 +73,9 @@ class Part(NamedTuple):
     grow."""
     look_up: Callable[[Sequence[Any], Any, Any, Any], list[Tensor]] | None = None
     """The implementation of ``nn.lookup_sparse`` where this is among the tables; None: there is none."""
-    over_rows: Callable[[Parameter], Any] | None = None
-    """A function that returns the way of losses over all rows of the table, given this parameter; None: there is
-    none."""
+    over_rows: Callable[..., Any] | None = None
+    """A function that returns the way over all rows of the table, given this parameter, the caller's name, and what to
+    do instead where the plan does not fit; None: there is none."""
     splits_rows: bool = True
     """Whether a rank may have some of the rows and not others."""
     splits_columns: bool = False
