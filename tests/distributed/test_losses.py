@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "excluded": {"excluded": True, "ignore_index": 7, "block": 40},
     "all but one": {"excluded": "all"},
 }
+NAMES = "table.weight", "table.embeddings.items.weight"
 PLANS = {"row": distributed.RowWise(), "table": distributed.TableWise(1)}
 # The plan, the gradient mode, whether the table is looked up too, the options, the batch.
 CASES = [
@@ -39,21 +40,37 @@ CASES = [
     ("row", "fused", True, "excluded", "none on rank 1"),
     ("table", "fused", True, "cosine", "none on rank 1"),
     ("row", "auto", True, "smooth", "uneven"),
+    *[(plan, "fused", "of a collection", "plain", "uneven") for plan in PLANS],
 ]
 
 
 class Model(torch.nn.Module):
     """A table of items, their biases, and the vectors of some samples."""
 
-    def __init__(self, mode: str | None, sizes: list[int]) -> None:
+    def __init__(self, mode: str | None, sizes: list[int], tied: Any = True) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
-        self.items = nn.Embedding(ROWS, DIM, padding_idx=4, grad_mode=mode)
+        if tied == "of a collection":  # whose tables have no padding row
+            config = nn.EmbeddingConfig(ROWS, DIM, name="items", feature_names=["item"])
+            self.table: Any = nn.EmbeddingCollection([config], grad_mode=mode)
+        else:
+            self.table = nn.Embedding(ROWS, DIM, padding_idx=4, grad_mode=mode)
         with torch.no_grad():
             self.items.weight.copy_(torch.randn(ROWS, DIM, generator=generator))
         self.bias = torch.nn.Parameter(torch.randn(ROWS, generator=generator))
         vectors = [torch.randn(size, DIM, generator=generator) for size in sizes]
         self.vectors = torch.nn.ParameterList(vectors)
+
+    @property
+    def items(self) -> Any:
+        """The table."""
+        return self.table.embeddings["items"] if isinstance(self.table, nn.EmbeddingCollection) else self.table
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids, ``[N, 2, D]``."""
+        if isinstance(self.table, nn.EmbeddingCollection):
+            return self.table({"item": ids})["item"].values().view(*ids.shape, DIM)
+        return self.table(ids)
 
 
 def given(step: int, rank: int, size: int, options: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -83,7 +100,7 @@ def losses_of(model: Model, step: int, rank: int, tied: Any, options: dict[str, 
     own = model.vectors[rank]
     history, target, made = given(step, rank, len(own), options)
     if tied:
-        own = own + model.items(history).mean(1)
+        own = own + model.look_up(history).mean(1)
     if tied == "by turns" and step == 1:  # other rows are stale afterwards
         return own.square().mean(1) + 0 * model.bias.sum()
     return nn.table_cross_entropy(own, model.items, target, bias=model.bias, reduction="none", **made)
@@ -100,7 +117,7 @@ def on_rank(case: tuple[str, str, Any, str, str]) -> tuple[list[Tensor], Tensor,
     """Return a rank's losses, the whole table after training, its vectors and the biases."""
     plan, mode, tied, options, sizes = case
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model, found = Model(mode, list(SIZES[sizes][:ranks])), []
+    model, found = Model(mode, list(SIZES[sizes][:ranks]), tied), []
     distributed.shard(model, plan=PLANS[plan])
     optimizers = optimizers_of(model, mode)
     for step in range(STEPS):
@@ -113,13 +130,13 @@ def on_rank(case: tuple[str, str, Any, str, str]) -> tuple[list[Tensor], Tensor,
         found.append(losses.detach())
     with torch.no_grad():
         losses = losses_of(model.eval(), STEPS, rank, tied, OPTIONS[options])
-    whole = distributed.full_state_dict(model)["items.weight"].clone()
+    whole = distributed.full_state_dict(model)[NAMES[tied == "of a collection"]].clone()
     return [*found, losses], whole, model.vectors[rank].detach(), model.bias.detach()
 
 
 def alone(case: tuple[str, str, Any, str, str], ranks: int) -> list[tuple[list[Tensor], Tensor, Tensor, Tensor]]:
     _, mode, tied, options, sizes = case
-    model, found = Model(mode, list(SIZES[sizes][:ranks])), []
+    model, found = Model(mode, list(SIZES[sizes][:ranks]), tied), []
     optimizers = optimizers_of(model, mode)
     for step in range(STEPS + 1):
         losses = [losses_of(model, step, rank, tied, OPTIONS[options]) for rank in range(ranks)]

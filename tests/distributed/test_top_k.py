@@ -140,8 +140,8 @@ def wrong(what: str) -> str:
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_errors_are_those_of_all_ranks(two) -> None:
     messages = {
-        "columns": "ValueError: TopK: table 'Embedding' must be RowWise or TableWise, got ColumnWise: choose its plan in "
-        "shard()",
+        "columns": "ValueError: TopK: table 'Embedding' must be RowWise or TableWise, got ColumnWise: choose its plan "
+        "in shard()",
         "excluded": "IndexError: rank 1: scores_targets: excluded[0] must be in [0, 64) or -1, got 64",
         "query": "TypeError: rank 1: TopK: query must be a tensor, got list",
         "k": "RuntimeError: Embedding: all ranks must make the same calls, got on rank 0: best of all rows of",

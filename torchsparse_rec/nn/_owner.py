@@ -91,7 +91,7 @@ def _flush_untraced(module: TableOwner) -> None:
 
 # Names of our modules that other packages of the library use. Neither ``dir()`` nor the reference shows them.
 OF_THE_LIBRARY = frozenset(
-    "admission all_step all_stepped all_writing auto check_fused cold configured forget_lookups history_ends initial "
+    "admission all_step all_stepped all_writing check_fused cold configured forget_lookups history_ends initial "
     "inputs_of keep_keys keys look_up_tables lookup_plan output_of places qconfig readers_of replacing rows_of "
     "saved_tables settled stored_weight stored_weights table_rows trains writing".split()
 )

@@ -226,7 +226,11 @@ class AutoChoice:
             self.follows = True
         if self.follows and not self.settled:
             self.mode = "fused" if self._fuses(weight) else "dense"
-        return "fused" if self.mode == "fused" and self._fuses(weight) else "dense"
+        return "fused" if self.is_fused(weight) else "dense"
+
+    def is_fused(self, weight: Tensor) -> bool:
+        """Say whether the last choice is that backward updates the table, and it still may."""
+        return self.mode == "fused" and self._fuses(weight)
 
     def _fuses(self, weight: Tensor) -> bool:
         return self.may_fuse(weight) and self.obstacle(weight) is None

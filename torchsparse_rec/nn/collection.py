@@ -24,17 +24,16 @@ from ..variable.read_write_lock import ReadWriteLock, reading
 from ._described import described, with_size
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
-from ._owner import TableOwner
 from ._refusals import growing_untraced, refused
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, check_configs, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
-from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
+from .grad_mode import HasGradMode, OneTable, gives_coo
 from .plan import Ids, LookupPlan, counts_of, joined
 
 
-class CollectionTable(TableOwner):
+class CollectionTable(OneTable):
     """
     One table of a collection; it can be saved, loaded, frozen or cast by itself.
 
@@ -52,26 +51,25 @@ class CollectionTable(TableOwner):
             if padding_idx is not None:
                 rows[padding_idx] = 0
         super().__init__(*rows.shape, padding_idx=padding_idx, _weight=rows)
-        self.auto = AutoChoice()
+        self._init_fused()
+        self._auto = AutoChoice()
 
     @property
     def sparse(self) -> bool:
         """Whether the table's gradient is COO, as of :class:`Embedding`."""
-        return gives_coo(self._grad_mode, self.auto, self)
+        return gives_coo(self._grad_mode, self._auto, self)
 
     @sparse.setter
     def sparse(self, value: bool) -> None:
         """Ignore the value, which torch's constructors set."""
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        save_estimate(self.auto, destination, prefix)
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
-        load_estimate(self.auto, local_metadata)
+    def _gradient_kind(self, weight: Tensor, ids: int) -> str:
+        if self._grad_mode != "auto" or torch.compiler.is_exporting():
+            return super()._gradient_kind(weight, ids)
+        if not torch.is_grad_enabled() or not are_trained([weight]):
+            return "dense"
+        # The collection chooses for all its tables together: a call without the others follows, or settles it.
+        return "fused" if self._auto.is_fused(weight) else self._auto.settle(weight)
 
     def extra_repr(self) -> str:
         """Return the number of rows, their width, and the bytes."""
@@ -333,7 +331,7 @@ class Collection(HasGradMode):
         autos: list[AutoChoice] = []
         if self._grad_mode == "auto":
             its = self._tables
-            autos = [table.auto for table in its] if tables is None else [its[k].auto for k in tables]
+            autos = [table._auto for table in its] if tables is None else [its[k]._auto for k in tables]
 
         def counts() -> list[int]:
             by_key, by_table = _ids_of_keys(ids), [0] * len(weights)
@@ -363,7 +361,7 @@ class Collection(HasGradMode):
             name = type(optimizer).__name__
             raise ValueError(f"use_optimizer: optimizer must hold a table of the collection, got a {name} with none")
         for table in chosen:
-            table.auto.announce(optimizer, table.stored_weight())  # type: ignore[arg-type]
+            table._auto.announce(optimizer, table.stored_weight())  # type: ignore[arg-type]
 
     def describe(self) -> str:
         """Say what is in each table, as :meth:`Embedding.describe`."""
@@ -377,7 +375,7 @@ class Collection(HasGradMode):
         Returns:
             The tables' explanations, in order.
         """
-        autos, weights = [table.auto for table in self._tables], self.stored_weights()
+        autos, weights = [table._auto for table in self._tables], self.stored_weights()
         if self._grad_mode == "auto":
             asked = [k for k, weight in enumerate(weights) if _can_be_fused(weight)]
             choose([autos[k] for k in asked], [weights[k] for k in asked], together=True)

@@ -246,7 +246,7 @@ def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
 
 def announced_optimizers(model: torch.nn.Module) -> list[Optimizer]:
     """Return the optimizers of torch that were announced to tables of a model: copies of the model forget them."""
-    choices = [getattr(module, name, None) for module in model.modules() for name in ("_auto", "auto")]
+    choices = [getattr(module, "_auto", None) for module in model.modules()]
     announced = [choice.announced for choice in choices if isinstance(choice, AutoChoice)]
     return [optimizer for each in announced if each is not None and (optimizer := each.optimizer()) is not None]
 

@@ -24,7 +24,6 @@ from ._lookup import checked_ids, look_up, rows_like
 from ._read import TableSet, read
 from ._refusals import growing_untraced
 from ._route import PLAIN, route
-from .auto import AutoChoice
 from .plan import Ids, LookupPlan
 
 __all__ = ["EmbeddingVariable", "Export", "begin_lookups"]
@@ -263,11 +262,6 @@ class EmbeddingVariable(KeyedTable):
         if self.cold is not None:
             self.cold.read(ids, rows, values)
         return values
-
-    @property
-    def auto(self) -> AutoChoice:
-        """The choice that ``grad_mode="auto"`` has made."""
-        return self._auto
 
     # ---- Checkpoints in folders --------------------------------------------------------------------------------------
 

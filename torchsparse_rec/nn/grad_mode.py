@@ -23,7 +23,7 @@ from ._route import OUTSIDE, explained, gradient_kinds, keep_way, look_up_by, ro
 from .auto import AutoChoice, choose
 from .plan import NO_LOOKUPS, Ids, LookupPlan
 
-__all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
+__all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode", "OneTable"]
 
 GRAD_MODES = (None, *get_args(GradMode))
 
@@ -51,7 +51,7 @@ class HasGradMode(FusedOwner):
         for module in self.modules():
             if isinstance(module, TableOwner):
                 module._grad_mode = value
-                if module is not self and isinstance(module, FusedOwner):  # a table that grows, in a collection
+                if module is not self and isinstance(module, FusedOwner):  # a table of a collection
                     module.forget_lookups()
         self.forget_lookups()
 
@@ -89,12 +89,40 @@ class HasGradMode(FusedOwner):
         return "\n".join([f"{title}{heading}", explained(self, weight, kind), table, *rest])
 
 
-class GradModeMixin(HasGradMode, TableOwner):
+class OneTable(FusedOwner, TableOwner):
+    """A module of one table: what reads the table without calling the module asks it for the layout of the gradient."""
+
+    _auto: AutoChoice
+
+    def stored_weights(self) -> list[Parameter]:
+        return [self.stored_weight()]
+
+    def _gradient_kind(self, weight: Tensor, ids: int) -> str:
+        """Return the layout of the gradient that a lookup of ``ids`` ids gives the table."""
+        return gradient_kinds(self, [weight], [self._auto], lambda: [ids])[0]
+
+    # ---- The estimate travels with the state ------------------------------------------------------------------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None and self._auto.lookups:
+            metadata[_METADATA_KEY] = self._auto.estimate()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        estimate = local_metadata.get(_METADATA_KEY)
+        if estimate is not None:
+            self._auto.restore(estimate)
+
+
+class GradModeMixin(HasGradMode, OneTable):
     """The part of a table module that decides on the layout of its gradient."""
 
     max_norm: float | None
     _sparse: bool
-    _auto: AutoChoice
     norm_type: float
     _last_plan: LookupPlan = NO_LOOKUPS
     _last_way: Any = None
@@ -138,10 +166,6 @@ class GradModeMixin(HasGradMode, TableOwner):
         text: str = base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))
         return text if self.grad_mode is None else with_size(text, self.grad_mode, self.stored_weight())
 
-    def stored_weights(self) -> list[Parameter]:
-        stored = self._parameters.get("weight")
-        return [self.weight if stored is None else stored]  # type: ignore[list-item]
-
     def saved_tables(self) -> list[SavedTable | SavedRows]:
         """Return the table, for checkpoints."""
         return [SavedTable("weight", self, kept_whole(*self.stored_weight().shape))]
@@ -169,10 +193,6 @@ class GradModeMixin(HasGradMode, TableOwner):
         if self._grad_mode == "auto":
             return self._auto.mode != "dense"  # a change to dense flushes all rows
         return super()._may_be_stale() or (self._grad_mode is None and self._sparse)
-
-    def _gradient_kind(self, weight: Tensor, ids: int) -> str:
-        """Return the layout of the gradient that a lookup of ``ids`` ids gives the table."""
-        return gradient_kinds(self, [weight], [self._auto], lambda: [ids])[0]
 
     def _is_outside(self, weight: Parameter, ids: int) -> bool:
         """Say whether a compiler must leave a lookup out of its graph. It is called where a graph can break."""
@@ -233,33 +253,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             choose([self._auto], [self.stored_weight()])
         return self._explain_table(self._auto, self.stored_weight(), type(self).__name__, default)
 
-    # ---- The estimate travels with the state ------------------------------------------------------------------------
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        save_estimate(self._auto, destination, prefix)
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
-        load_estimate(self._auto, local_metadata)
-
 
 def gives_coo(grad_mode: GradMode | None, auto: AutoChoice, table: TableOwner) -> bool:
     """Say whether a table's gradient is COO in ``grad_mode``, where ``None`` counts as dense."""
     return grad_mode == "sparse" or (grad_mode == "auto" and auto.settle(table.stored_weight()) == "sparse")
-
-
-def save_estimate(auto: AutoChoice, destination: Any, prefix: str) -> None:
-    """Save the estimate in a state_dict's metadata."""
-    metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-    if metadata is not None and auto.lookups:
-        metadata[_METADATA_KEY] = auto.estimate()
-
-
-def load_estimate(auto: AutoChoice, local_metadata: dict[str, Any]) -> None:
-    """Load the estimate from a module's metadata in a state_dict, if it is there."""
-    estimate = local_metadata.get(_METADATA_KEY)
-    if estimate is not None:
-        auto.restore(estimate)

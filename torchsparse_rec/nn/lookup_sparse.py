@@ -19,10 +19,11 @@ from ..tables.table import table_if_any
 from ..typing import Combiner
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
+from ._owner import TableOwner
 from ._refusals import growing_untraced, refused
 from ._route import PLAIN, look_up_by, route
 from .embedding_variable import EmbeddingVariable
-from .grad_mode import GradModeMixin
+from .grad_mode import OneTable
 from .gradients import coalesced_mark
 from .plan import Ids, LookupPlan
 
@@ -38,7 +39,8 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
 
     Args:
         params: a list of tables, each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
-            :class:`torch.nn.EmbeddingBag` (ours or torch's), or a parameter ``[V, D]``. One may be given several times.
+            :class:`torch.nn.EmbeddingBag` (ours, of a collection, or torch's), or a parameter ``[V, D]``. One may be
+            given several times.
         indices: a list of the ids for each table, in one of the forms that :mod:`torchsparse_rec.jagged` takes. Such
             forms are a :class:`JaggedTensor`, a sparse COO tensor ``[B, L]``, ``(values, offsets)`` or a
             ``SparseTensor`` of :mod:`torchsparse_rec.compat.tensorflow`.
@@ -219,7 +221,7 @@ def _look_up(
 ) -> list[Tensor]:
     groups: dict[tuple, list[int]] = {}
     for k, (owner, weight, kind) in enumerate(zip(owners, weights, kinds, strict=True)):
-        alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter)
+        alone = isinstance(owner, OneTable) and isinstance(weight, Parameter)
         way = route(owner, (0,), [weight], kind) if alone else PLAIN
         groups.setdefault((kind, weight.dtype, way, -1 if way == PLAIN else k), []).append(k)
     results: dict[int, Tensor] = {}
@@ -259,7 +261,7 @@ def _look_up_alone(way: str, owner: Any, weight: Parameter, kind: str, part: Loo
 
 
 def _kind(owner: Any, weight: Tensor, ids: int) -> str:
-    if isinstance(owner, GradModeMixin):
+    if isinstance(owner, OneTable):
         return owner._gradient_kind(weight, ids)
     return "sparse" if getattr(owner, "sparse", False) is True and weight.requires_grad else "dense"
 
@@ -288,10 +290,10 @@ def part_of(given: Any) -> Part | None:
 
 
 def weight_of(owner: Any) -> Parameter:
-    """Return the parameter of a table that is given as a module, or by itself."""
+    """Return the stored parameter of a table that is given as a module, or by itself."""
     if isinstance(owner, Tensor):
         return owner  # type: ignore[return-value]
-    return owner.stored_weight() if isinstance(owner, GradModeMixin) else owner.weight
+    return owner.stored_weight() if isinstance(owner, TableOwner) else owner.weight
 
 
 def _padding_of(owner: Any) -> int:

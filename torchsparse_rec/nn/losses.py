@@ -24,7 +24,7 @@ from ._fused_graph import fused_loss, number_of_call
 from ._fused_loss import fused_losses
 from ._refusals import check_export, check_shards, growing_untraced
 from .embedding_variable import EmbeddingVariable
-from .grad_mode import GradModeMixin
+from .grad_mode import OneTable
 from .lookup_sparse import part_of, weight_of
 
 __all__ = ["TableCrossEntropyLoss", "table_cross_entropy"]
@@ -60,10 +60,9 @@ def table_cross_entropy(
     Args:
         input: ``[..., D]``, N samples in all, of floats. If one of the floating tensors is float64, all are.
         table: an ``Embedding`` or ``EmbeddingBag`` of this library or of torch, or a tensor ``[V, D]``. A module's
-            ``padding_idx`` is no candidate, and as a target is ignored. A table of a collection, such as
-            ``collection.embeddings["items"]``, gets a strided gradient in every mode. Of a table that ranks share,
-            ``RowWise`` or ``TableWise``, all ranks call this, each with its own samples, of any number. Of an
-            ``EmbeddingVariable`` see below.
+            ``padding_idx`` is no candidate, and as a target is ignored. A table of a collection is given as
+            ``collection.embeddings["items"]``. Of a table that ranks share, ``RowWise`` or ``TableWise``, all ranks
+            call this, each with its own samples, of any number. Of an ``EmbeddingVariable`` see below.
         target: ``[...]``, int32 or int64: rows in ``[0, V)``, or ``ignore_index``. Of an ``EmbeddingVariable``: keys.
         bias: ``[V]``, added to the scores. Over ranks it is the same on all, as is ``weight``.
         weight: the argument of :func:`torchsparse_rec.ops.linear_cross_entropy`, as are all that follow.
@@ -130,7 +129,7 @@ def table_cross_entropy(
         rows = table
     else:
         padding = table.padding_idx
-        rows, losses_of = _of_module(table) if isinstance(table, GradModeMixin) else (table.weight, None)
+        rows, losses_of = _of_module(table) if isinstance(table, OneTable) else (table.weight, None)
     return cross_entropy(
         _NAME,
         input,
@@ -213,8 +212,8 @@ def _over_ranks(part: Part, table: Any, input: Tensor, target: Tensor, bias: Ten
         raise ValueError(f"{_NAME}: table must have numbered rows, got a part of {part.name!r}, which grows")
     over = part.over_rows(weight, _NAME, ", or take nn.sampled_softmax_loss")
     with over.told():
-        padding, is_ours = getattr(table, "padding_idx", None), isinstance(table, GradModeMixin)
-        if is_ours and _kind(table, weight) == "fused":
+        padding = getattr(table, "padding_idx", None)
+        if isinstance(table, OneTable) and _kind(table, weight) == "fused":
             losses_of = partial(over.losses, table.readers_of((0,)))
         else:
             losses_of = partial(over.losses, table if isinstance(table, Tensor) else table.weight)
@@ -234,7 +233,7 @@ def _over_ranks(part: Part, table: Any, input: Tensor, target: Tensor, bias: Ten
 # ---- Tables of numbered rows -----------------------------------------------------------------------------------------
 
 
-def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
+def _of_module(module: OneTable) -> tuple[Tensor, Any]:
     """Return a table, and how the loss of each sample is made; None: of the rows, which are then up to date."""
     stored = module.stored_weight()
     with as_stored():
@@ -254,7 +253,7 @@ def _of_module(module: GradModeMixin) -> tuple[Tensor, Any]:
     return stored, lambda *of: fused_losses(module.readers_of((0,)), of, module.training)
 
 
-def _kind(module: GradModeMixin, weight: Tensor) -> str:
+def _kind(module: OneTable, weight: Tensor) -> str:
     """Return the layout of the gradient that a loss gives a module's table: dense or fused."""
     mode = module._grad_mode
     if torch.compiler.is_exporting():
