@@ -131,7 +131,7 @@ def test_damage(tmp_path: Path, kind: str) -> None:
 # What a manifest may lack: what the caller gave, what older versions lack, and what torch and modules add by and by.
 FREE = re.compile(
     r"\.extra\.|\.blocks|\.shards\.0\.about$|\.versions\.(?!top$|$)|\.of_ranks\.0\.(name|seen|optimizer|states\.0)"
-    r"|\.options\.(foreach|fused|maximize|differentiable|lazy|stochastic_rounding)$"
+    r"|\.options\.(foreach|fused|maximize|differentiable|lazy|decay|stochastic_rounding)$"
 )
 LACKING = (
     *(".metadata.tables", ".metadata.rest.top.bias", ".metadata.rest.batches.dtype", ".metadata.versions.top"),

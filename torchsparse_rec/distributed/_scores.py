@@ -39,7 +39,7 @@ class OverRanks:
     Args:
         weight: the parameter, with this rank's part.
         name: the name of the caller, for errors.
-        instead: what one may do instead where the plan does not fit, for errors.
+        instead: the end of the error where the plan does not fit: another way.
 
     Raises:
         ValueError: the table is ``ColumnWise`` or ``Replicated``.
