@@ -24,8 +24,8 @@ from pathlib import Path
 
 if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
     sys.exit(
-        "error: torchsparse_rec runs on Linux: on x86-64, and built from source, untested, on aarch64; this is"
-        f" {sys.platform} on {platform.machine()}"
+        "error: torchsparse_rec runs on Linux: on x86-64, and built from source, tried in emulation, on aarch64; this"
+        f" is {sys.platform} on {platform.machine()}"
     )
 
 import setuptools

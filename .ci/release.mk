@@ -1,7 +1,7 @@
 # What serves releases, and machines with a GPU. The Makefile includes it: `make clients`, ...
 #
 # ARGS="..."        for clients and zoo: parts of names (default all); for mutate: tables or families of faults (default
-#                   all); for gpu: arguments of its pytest
+#                   all); for gpu and aarch64: arguments of its pytest
 # OUT=folder        where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder   for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
 #                   `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
@@ -16,7 +16,7 @@ TORCH ?= 2.11.0
 KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
 PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
 
-.PHONY: clients zoo mutate gpu prebuilt test-torch wheel wheel-environments release
+.PHONY: clients zoo mutate gpu prebuilt test-torch wheel wheel-environments aarch64 release
 
 # Try what other programs make of our tables, and write docs/clients.md.
 clients: $(BUILT) $(VENV)/.test $(VENV)/.clients
@@ -68,6 +68,11 @@ wheel: $(BUILT) $(VENV)/.wheel
 # Try the wheel in DIST in new environments, with each torch from 2.10 on. Gigabytes are downloaded for each torch, and removed.
 wheel-environments:
 	$(PYTHON) .ci/wheel_environments.py $(DIST) $(ARGS)
+
+# Compile for aarch64, and run tests of each family of operators on an emulated processor. It needs Debian's
+# qemu-user-static and g++-12-aarch64-linux-gnu.
+aarch64: $(VENV)/.requirements
+	$(BIN)/python .ci/aarch64.py $(ARGS)
 
 # Make in DIST what is handed on of the last commit: after all tests its source, wheels, documentation and checksums. What
 # no program can check is then printed, from docs/developing.md.

@@ -157,7 +157,7 @@ runpy.run_path("setup.py", run_name="__main__")
 @pytest.mark.parametrize("system", [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "ppc64le")])
 def test_elsewhere_the_install_stops(system):
     found = run("-c", ELSEWHERE, *system)
-    where = "torchsparse_rec runs on Linux: on x86-64, and built from source, untested, on aarch64"
+    where = "torchsparse_rec runs on Linux: on x86-64, and built from source, tried in emulation, on aarch64"
     assert (found.returncode, found.stderr) == (1, f"error: {where}; this is {system[0]} on {system[1]}\n")
 
 
