@@ -10,6 +10,7 @@ torch, what the tests import, and the library. What is there is not made again.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import runpy
 import shutil
@@ -93,7 +94,7 @@ def install_packages(folder: Path) -> None:
     lines = {line for file in ROOT.glob("requirements/*.txt") for line in file.read_text().splitlines()}
     pinned = [f"torch=={TORCH}", *sorted(line for line in lines if line.partition("==")[0] in PACKAGES)]
     platforms = [f"--platform={name}_aarch64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
-    options = ("-q", "--no-deps", "--only-binary=:all:", "--python-version=3.11", *platforms, f"--target={folder}")
+    options = ("-qq", "--no-deps", "--only-binary=:all:", "--python-version=3.11", *platforms, f"--target={folder}")
     run(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *options, *pinned)
 
 
@@ -117,6 +118,20 @@ def build(library: Path, packages: Path) -> None:
         shutil.copytree(ROOT / source, linked.parent / target, ignore=ignored, dirs_exist_ok=True)
 
 
+def compare(python: Path, environment: dict[str, str]) -> None:
+    """Compare the bits of every sample's results with those of this machine, where both have the same inputs."""
+    answers = []
+    for command, more in ((sys.executable, {}), (python, environment)):
+        program = (str(command), "tests/ops/test_instruction_sets.py", "--other-machines")
+        answers.append(json.loads(subprocess.check_output(program, env={**os.environ, **more})))
+    here, there = answers
+    both = sorted(here.keys() & there.keys())
+    differ = [name for name in both if here[name] != there[name]]
+    print(f"{len(both)} of {len(here)} samples have the same inputs as here; of these {len(differ)} give other bits")
+    if differ or len(both) < 0.9 * len(here):
+        sys.exit("\n".join(differ) or "too few have the same inputs")
+
+
 def main() -> int:
     """Make what is not there yet, use the library, run the tests, and return the exit status."""
     arguments = sys.argv[1:] or TESTS
@@ -137,6 +152,8 @@ def main() -> int:
         python.write_text(PYTHON.format(emulator=EMULATOR, root=root))
         python.chmod(0o755)
         run(python, "-c", f"import torchsparse_rec; torchsparse_rec.show_config(); {USES}", **environment)
+        if arguments == TESTS:
+            compare(python, environment)
         run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **environment)
     except subprocess.CalledProcessError as error:
         return error.returncode  # the command has said why
