@@ -162,9 +162,9 @@ def test_named_files_commands_and_modules_exist(document):
     missing += [path for path in paths if f"/{path}" not in made and not (ROOT / path).exists()]
 
     makefiles = "".join(path.read_text() for path in (ROOT / "Makefile", *(ROOT / ".ci").glob("*.mk")))
-    targets = set(re.findall(r"^([a-z-]+)(?= .*:|:)", makefiles, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+)(?= .*:|:)", makefiles, flags=re.MULTILINE))
     missing += [
-        f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets
+        f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.MULTILINE) if name not in targets
     ]
 
     for name in re.findall(r"python -m ([\w.]+)", text):
