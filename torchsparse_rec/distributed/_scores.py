@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -21,8 +21,9 @@ from torch.nn import Parameter
 from .._torch import as_stored
 from ..nn.streamed import Deferred
 from ..ops.scores_passes import Factors, Passes, Samples, backward_of, weights_of
-from ..ops.scores_top_k import best_of_passes, check_k, places_of_keys
+from ..ops.scores_top_k import best_of_passes, check_k
 from ..tables.blocks import Blocks
+from ._candidates import Candidates, of_blocks, of_keys
 from .exchange import Sizes, exchange, scale_gradient
 from .plan import ColumnWise, Replicated, RowWise
 from .ranks import Call, known_call
@@ -181,9 +182,9 @@ class OverRanks:
         if len(rows) == 0:
             return Candidates()
         if keys is not None:
-            return _of_keys(rows, keys)
+            return of_keys(rows, keys)
         if isinstance(self._plan, RowWise):
-            return _of_blocks(rows, Blocks(self._rows), ranks.rank, ranks.count)
+            return of_blocks(rows, Blocks(self._rows), ranks.rank, ranks.count)
         return Candidates(len(rows), lambda begin, end: rows[begin:end], lambda ids: ids, lambda places: places)
 
     def _local(self, of: Samples, got: list[Tensor], ns: list[int], es: list[int]) -> Samples:
@@ -215,51 +216,6 @@ class OverRanks:
         if isinstance(self._plan, RowWise):
             return Blocks(self._rows).rows_of_ids(ids, ranks.rank, ranks.count)
         return ids if self._plan.rank == ranks.rank else torch.full_like(ids, -1)
-
-
-class Candidates(NamedTuple):
-    """
-    The rows of a rank that have an id, in ascending order of these, so that of equal scores the lower id comes first.
-
-    ``places_of`` is -1 of ids that the rank does not have. Of the place -1 ``ids_of`` may be anything.
-    """
-
-    size: int = 0
-    rows_of: Callable[[int, int], Tensor] = torch.empty
-    places_of: Callable[[Tensor], Tensor] = partial(torch.full_like, fill_value=-1)
-    ids_of: Callable[[Tensor], Tensor] = torch.clone
-
-
-def _of_blocks(rows: Tensor, blocks: Blocks, rank: int, ranks: int) -> Candidates:
-    """Return the candidates among the rows that a rank keeps of a table that is split by rows."""
-    remainders, order = blocks.reversed[blocks.begin(rank, ranks) : blocks.begin(rank + 1, ranks)].sort()
-    width, in_last = len(order), int((remainders < blocks.rows % blocks.count).sum())
-    remainders, order = remainders.to(rows.device), order.to(rows.device)
-    inverse = order.argsort()
-
-    def rows_of(begin: int, end: int) -> Tensor:
-        places = torch.arange(begin, end, device=rows.device)
-        return rows.index_select(0, places - places % width + order[places % width])
-
-    def places_of(ids: Tensor) -> Tensor:
-        its = blocks.rows_of_ids(ids, rank, ranks)
-        return (its - its % width + inverse[its % width]).where(its >= 0, -1)
-
-    def ids_of(places: Tensor) -> Tensor:
-        return places // width * blocks.count + remainders[places % width]
-
-    return Candidates(blocks.rows // blocks.count * width + in_last, rows_of, places_of, ids_of)
-
-
-def _of_keys(rows: Tensor, keys: Tensor) -> Candidates:
-    """Return the candidates of a table that grows, of which a rank has these keys."""
-    keys, order = keys.sort()
-    return Candidates(
-        len(keys),
-        lambda begin, end: rows.index_select(0, order[begin:end]),
-        partial(places_of_keys, keys),
-        lambda places: keys[places],
-    )
 
 
 def _left_out(rows: Tensor, samples: Tensor, ns: list[int], es: list[int]) -> tuple[Tensor, Tensor]:
