@@ -191,3 +191,11 @@ def test_half_tables_are_as_of_the_operator() -> None:
     table = nn.Embedding(5, 2, dtype=torch.bfloat16)
     for x, y in zip(nn.TopK(2)(QUERY, table), ops.top_k_rows(QUERY, table.weight, 2), strict=True):
         assert torch.equal(x, y)
+
+
+def test_autocast_has_no_word_in_keys() -> None:
+    """Copy a variable's half rows where autocast refuses ``torch.cat`` of them."""
+    table = _variable([70, 7, 5], dtype=torch.float16)
+    with torch.autocast("cpu"):
+        found = nn.TopK(2)(QUERY, table)
+    _assert_best(found, [[9.0, 1.0], [9.0, 2.0], [-1.0, -2.0]], [[70, 7], [70, 5], [7, 5]])

@@ -166,9 +166,10 @@ class KeyedTable(GradModeMixin):
         """
         with self.settled():
             keys, values, frequencies, versions, _ = zip(*self._rows.parts(), strict=True)
-        return Export(
-            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(versions), torch.cat(frequencies)
-        )
+        with torch.autocast(values[0].device.type, enabled=False):  # which has no torch.cat of some dtypes
+            return Export(
+                torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(versions), torch.cat(frequencies)
+            )
 
     @torch.no_grad()
     def insert(self, keys: Any, values: Any, frequencies: Any = None, versions: Any = None) -> None:
