@@ -132,12 +132,12 @@ def _picked_unsorted(operator: str) -> list[Case]:
 # ---- Random ---------------------------------------------------------------------------------------------------------
 
 
-def _numbers(rng: np.random.Generator, operator: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Draw numbers: floats with ties and zeros in one of three cases; factors whose product does not overflow."""
+def _numbers(rng: np.random.Generator, operator: str, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Draw numbers: floats with ties and zeros in one of three cases; factors of so many rows that do not overflow."""
     if dtype in INTEGERS or dtype.is_complex:
         return draw.values(rng, shape, dtype)
     if _reduction(operator) == "prod":
-        exponents = rng.uniform(-1, 1, shape) * min(1.0, 20 / np.sqrt(max(shape[0] if shape else 1, 1)))
+        exponents = rng.uniform(-1, 1, shape) * min(1.0, 20 / np.sqrt(max(rows, 1)))
         factors = np.asarray(2.0**exponents * rng.choice(np.array([-1.0, 1.0]), shape))
         return torch.from_numpy(np.where(rng.random(shape) < rng.choice([0, 0.01, 0.3]), 0, factors)).to(dtype)
     if rng.random() < 1 / 3:
@@ -199,7 +199,7 @@ def random_case(rng: np.random.Generator, operator: str, elements: int) -> Case:
         dtype = torch.int32
     segments = max(int(ids.max(initial=-1)) + 1, 0)
     arguments: dict[str, Any] = {
-        "data": _numbers(rng, operator, (*shape, *inner), dtype),
+        "data": _numbers(rng, operator, rows, (*shape, *inner), dtype),
         "segment_ids": torch.from_numpy(ids.reshape(shape)).to(draw.index_dtype(rng)),
     }
     if unsorted:
