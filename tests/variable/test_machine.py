@@ -321,3 +321,17 @@ for kind, programs in ((Programs, 8), (ManyPrograms, 25)):
     )
 TestPrograms = pytest.mark.always("random programs of all that a variable can do")(Programs.TestCase)
 TestManyPrograms = pytest.mark.full(ManyPrograms.TestCase)
+
+
+def test_an_eviction_by_norms_writes_no_row(tmp_path: Path) -> None:
+    """Catch up a row that idles in memory, and one that has gone to the disk, by the same steps at once."""
+    found = []
+    for storage in (StorageOption(), on_disk(tmp_path / "tier")):
+        option = EmbeddingVariableOption(storage_option=storage, evict_option=L2WeightEvict(0.1, every=3))
+        trained = Trained(option, OPTIMIZERS["adam"], "sparse", 2)
+        for step, ids in enumerate(
+            [[4], [0], [0], [-(2**63), 2, 11, 12, 13], KEYS[1:3] + [1, *range(6, 11)], [3, 5], [0]]
+        ):
+            trained.step(torch.tensor(ids), torch.ones(len(ids), DIM) * (step % 3 + 1))
+        found.append(trained.rows()[4][0])
+    assert_same_bits(*found)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..tables.table import table_of
 from .cold import ColdRows
 from .coldness import Coldness, coldest
 from .filters import CounterAdmission, SketchAdmission
@@ -347,7 +346,6 @@ class TableRows:
             if self.admission is not None:
                 self.note_erased(self.admission.expire(before))
         elif isinstance(option, L2WeightEvict):
-            table_of(self.store.weight).flush()
             least = option.l2_weight_threshold
             gone = self._evict(
                 lambda rows, versions: self._halves(rows) < least,
@@ -360,9 +358,8 @@ class TableRows:
 
     def _halves(self, rows: Tensor) -> Tensor:
         """Return half the sum of squares of each row, float64 ``[N]``."""
-        weight = self.store.weight.detach()
-        parts = [weight.index_select(0, part).double().square().sum(1) / 2 for part in rows.split(_CHUNK)]
-        return torch.cat(parts) if parts else weight.new_zeros(0, dtype=torch.float64)
+        parts = [self.store.states.current(part)[0].double().square().sum(1) / 2 for part in rows.split(_CHUNK)]
+        return torch.cat(parts) if parts else rows.new_zeros(0, dtype=torch.float64)
 
     def _evict(self, goes: Callable[[Tensor, Tensor], Tensor], goes_cold: Callable[[RowPart], Tensor]) -> int:
         """
