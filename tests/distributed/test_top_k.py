@@ -14,8 +14,8 @@ from torchsparse_rec.jagged import JaggedTensor
 
 DIM, PADDING = 3, 4
 PLANS = {"row": distributed.RowWise(), "table": distributed.TableWise(1)}
-# The plan; the rows of the table, of which some ranks may have none, or keys that come to rank 0 in another order than
-# to one process; k; what is excluded; how many queries each rank has.
+# The plan; the rows of the table, of which some ranks may have none, or that it has keys; k; what is excluded; how many
+# queries each rank has.
 CASES = [
     (plan, rows, k, excluded, sizes)
     for plan in PLANS
@@ -69,7 +69,7 @@ def on_rank(cases: list[Any]) -> list[tuple[Tensor, Tensor]]:
 
 
 def alone(case: Any, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the best rows of one process; of keys by a table that has them in order, as ranks say the lower key."""
+    """Return the best rows of one process, whose keys come in order: of equal scores it too has the lower key."""
     _, rows, k, excluded, sizes = case
     query, without = asked(rows, rank, excluded, sizes[rank])
     return nn.TopK(k)(query, table_of(rows), excluded=without)

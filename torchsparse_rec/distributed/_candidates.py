@@ -19,7 +19,8 @@ class Candidates(NamedTuple):
     """
     The rows of a rank that have an id, in ascending order of these, so that of equal scores the lower id comes first.
 
-    ``places_of`` is -1 of ids that the rank does not have. Of the place -1 ``ids_of`` may be anything.
+    ``places_of`` is -1 of ids that the rank does not have. Of the place -1 ``ids_of`` may be anything. The defaults are
+    those of a rank without rows, which nobody asks for one.
     """
 
     size: int = 0

@@ -59,7 +59,7 @@ class OverRanks:
         self._caller, self._name = name, table.name
         self._rows = 1 if table.grows else table.rows
         with as_stored():
-            # Of the whole table: its shape, dtype and device, in the memory of one number.
+            # Of the whole table: its shape, one row if it grows, dtype and device, in the memory of one number.
             self.rows = weight.detach().new_empty(1, 1).expand(self._rows, table.dim)
 
     def told(self) -> AbstractContextManager[None]:
@@ -88,8 +88,7 @@ class OverRanks:
         details = [f"{of.input.dtype}", f"label_smoothing {of.label_smoothing}", f"normalize {of.normalize}"]
         details += [f"gradients {torch.is_grad_enabled()}, of table or bias {trained}", f"padding {of.padding}"]
         details += [f"{name} of {x.dtype}" for name, x in (("bias", of.bias), ("weight", of.weight)) if x is not None]
-        what = f"loss over all rows of {self._name!r}"
-        call = known_call(shards.name, what, "train" if module.training else "eval", ", ".join(details))
+        call = self._call("loss over all rows", ", ".join(details))
         shards.check(module, module.stored_weights(), trained)
         pairs = [of.targets[:0]] * 2 if of.ids is None or of.samples is None else [of.ids, of.samples]
         told = torch.tensor([[samples, len(pairs[0]), of.input.requires_grad]]).expand(count, COUNTS_OF_LOSS)
@@ -143,10 +142,9 @@ class OverRanks:
             RuntimeError: see :class:`Ranks`; ranks differ in the dtype of queries, or in k.
             ValueError: all ranks together have fewer than k rows.
         """
-        shards, (mine, dim) = self._shards, queries.shape
-        ranks, count = shards.ranks, shards.ranks.count
-        mode, details = "train" if self._module.training else "eval", f"{queries.dtype}, k {k}"
-        call = known_call(shards.name, f"best of all rows of {self._name!r}", mode, details)
+        ranks, (mine, dim) = self._shards.ranks, queries.shape
+        count = ranks.count
+        call = self._call("best of all rows", f"{queries.dtype}, k {k}")
         pairs = excluded or [queries.new_empty(0, dtype=torch.int64)] * 2
         told = torch.tensor([[mine, len(pairs[0]), its.size]]).expand(count, COUNTS_OF_LOSS)
         ns, es, candidates = ranks.headers(call, told).T.tolist()
@@ -167,6 +165,10 @@ class OverRanks:
         ids, order = ids.sort(dim=1)  # of equal values the lower id comes first
         values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
         return values[:, :k].contiguous(), ids.gather(1, order[:, :k])
+
+    def _call(self, what: str, details: str) -> Call:
+        mode = "train" if self._module.training else "eval"
+        return known_call(self._shards.name, f"{what} of {self._name!r}", mode, details)
 
     def _of_all(
         self, call: Call, parts: Sequence[Tensor], amounts: Sequence[Sequence[int]], leaf: Tensor | None = None

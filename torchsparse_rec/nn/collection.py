@@ -24,7 +24,7 @@ from ..variable.read_write_lock import ReadWriteLock, reading
 from ._described import described, with_size
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
-from ._refusals import growing_untraced, refused
+from ._refusals import check_shards, growing_untraced, refused
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, check_configs, embedding_names_by_table
@@ -69,7 +69,9 @@ class CollectionTable(OneTable):
         if not torch.is_grad_enabled() or not are_trained([weight]):
             return "dense"
         # The collection chooses for all its tables together: a call without the others follows, or settles it.
-        return "fused" if self._auto.is_fused(weight) else self._auto.settle(weight)
+        kind = "fused" if self._auto.is_fused(weight) else self._auto.settle(weight)
+        check_shards(self, [kind])
+        return kind
 
     def extra_repr(self) -> str:
         """Return the number of rows, their width, and the bytes."""

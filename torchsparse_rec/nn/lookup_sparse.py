@@ -72,8 +72,6 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         weights = None if sp_weights is None else [sp_weights]
         return lookup_sparse([params], [indices], [combiners], weights)[0]
     for k, given in enumerate(params):
-        if hasattr(given, "refuse_export"):  # torch.export puts other tensors for parameters, so that no part is known
-            given.refuse_export()
         part = part_of(given)
         if part is not None:
             if part.look_up is None:
@@ -283,7 +281,15 @@ def checked(given: Any, k: int) -> Any:
 
 
 def part_of(given: Any) -> Part | None:
-    """Return the table's part, or copy, where ranks share the table; None for all others."""
+    """
+    Return the table's part, or copy, where ranks share the table; None for all others.
+
+    Raises:
+        RuntimeError: such a table is being exported.
+    """
+    refuse_export = getattr(given, "refuse_export", None)
+    if refuse_export is not None:  # torch.export puts other tensors for parameters, so that no part is known
+        refuse_export()
     known = isinstance(given, (Tensor, EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag))
     table = table_if_any(weight_of(given)) if known else None
     return None if table is None else table.part

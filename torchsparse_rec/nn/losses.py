@@ -118,9 +118,6 @@ def table_cross_entropy(
             f"{_NAME}: table must be an Embedding, an EmbeddingBag, an EmbeddingVariable or a tensor, got "
             f"{type_name(table)}: for other tables there is nn.sampled_softmax_loss"
         )
-    refuse_export = getattr(table, "refuse_export", None)
-    if refuse_export is not None:  # torch.export puts other tensors for parameters, so that no part is known
-        refuse_export()
     part = part_of(table)
     if part is not None:
         return _over_ranks(part, table, input, target, bias, options)

@@ -84,9 +84,6 @@ class TopK(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the highest scores of each query, and their ids; see the class."""
         _check_kind(table)
-        refuse_export = getattr(table, "refuse_export", None)
-        if refuse_export is not None:  # torch.export puts other tensors for parameters, so that no part is known
-            refuse_export()
         part = part_of(table)
         if part is not None and not part.replicated:
             return _over_ranks(part, table, query, self.k, excluded)  # type: ignore[no-any-return]
