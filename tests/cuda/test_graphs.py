@@ -16,7 +16,8 @@ from samples.read_backs import read_back
 from samples.sample import Sample
 
 import torchsparse_rec
-from torchsparse_rec import nn, ops
+from torchsparse_rec import nn, ops, optim
+from torchsparse_rec.typing import GradMode
 
 T = TypeVar("T")
 
@@ -100,16 +101,22 @@ def test_errors_of_a_replay_are_told() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_training_step_is_captured(mode: str) -> None:
-    """Capture forward, backward and SGD's step in one graph; after four replays the table has eager training's bits."""
+@pytest.mark.parametrize("name", ["torch", "SGD", "Adagrad", "RowWiseAdagrad"])
+def test_training_step_is_captured(name: str, mode: str) -> None:
+    """Capture forward, backward and step in one graph; after four replays the table has eager training's bits."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(2_000, 16, generator=generator)
     batches = torch.randint(0, 2_000, (5, 256, 8), generator=generator).to(DEVICE)
     target = torch.randn(256, 16, generator=generator).to(DEVICE)
 
     def training() -> tuple[nn.EmbeddingBag, Callable[[torch.Tensor], None]]:
-        module = nn.EmbeddingBag(2_000, 16, mode=mode, _weight=weight.to(DEVICE, copy=True), grad_mode="dense")
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        fused = name != "torch"
+        grad_mode: GradMode = "fused" if fused else "dense"
+        module = nn.EmbeddingBag(2_000, 16, mode=mode, _weight=weight.to(DEVICE, copy=True), grad_mode=grad_mode)
+        if fused:
+            optimizer = getattr(optim, name)(module.parameters(), lr=0.5, in_backward=True)
+        else:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
 
         def step(ids: torch.Tensor) -> None:
             torch.nn.functional.mse_loss(module(ids), target).backward()
@@ -129,3 +136,28 @@ def test_training_step_is_captured(mode: str) -> None:
         graph.replay()
     torchsparse_rec.check_errors(DEVICE)
     assert_same_bits(captured.weight.detach(), eager.weight.detach())
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+@pytest.mark.parametrize("grad_mode", ["fused", "sparse"])
+def test_a_step_that_depends_on_its_number_refuses_capture(grad_mode: GradMode) -> None:
+    def training() -> tuple[nn.Embedding, Callable[[], None]]:
+        table = nn.Embedding.from_pretrained(torch.ones(9, 4, device=DEVICE), freeze=False, grad_mode=grad_mode)
+        optimizer = optim.Adam(table.parameters(), lr=0.5, in_backward=True)
+
+        def step() -> None:
+            table(ids).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return table, step
+
+    ids = torch.tensor([1, 2, 2], device=DEVICE)
+    (eager, alone), (table, step) = training(), training()
+    step()
+    with pytest.raises(RuntimeError, match="a CUDA graph must not capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        table(ids)
+    for each in (step, alone, alone):
+        each()
+    assert_same_bits(table.weight.detach(), eager.weight.detach())

@@ -37,13 +37,15 @@ def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> Fuse
 
 # In a library of their own: these operators are Python, and mean nothing without the module that they name.
 _library = torch.library.Library("torchsparse_rec_nn", "DEF")
-_library.define(
+# A CUDA graph would replay what their Python did when it was captured.
+_define = partial(_library.define, tags=(torch.Tag.cudagraph_unsafe,))
+_define(
     "fused_lookup(Tensor leaf, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
     " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded, bool training,"
     " int call)"
     " -> (Tensor output, Tensor argmax, Tensor token)"
 )
-_library.define(
+_define(
     "fused_lookup_backward(Tensor grad, Tensor leaf, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
     " Tensor? output, Tensor argmax, Tensor token, SymInt[] bags, bool side_by_side, int owner, int[] tables,"
     " int[] plan) -> (Tensor leaf_grad, Tensor weights_grad)"
@@ -114,11 +116,11 @@ fused_lookup = torch.ops.torchsparse_rec_nn.fused_lookup.default
 
 # ---- Lookups without a gradient to the tables ------------------------------------------------------------------------
 
-_library.define(
+_define(
     "current_lookup(Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags, bool side_by_side,"
     " int owner, int[] tables, int[] plan) -> (Tensor output, Tensor argmax)"
 )
-_library.define(
+_define(
     "current_lookup_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor per_sample_weights, Tensor output,"
     " SymInt[] bags, bool side_by_side, int owner, int[] tables, int[] plan) -> Tensor"
 )
@@ -179,11 +181,11 @@ _SAMPLES = (
     "Tensor input, Tensor targets, Tensor? bias, Tensor? weight, Tensor? ids, Tensor? samples, float label_smoothing,"
     " bool normalize, SymInt? block, int padding"
 )
-_library.define(
+_define(
     f"fused_loss(Tensor leaf, {_SAMPLES}, bool recorded, bool training, int owner, int call)"
     " -> (Tensor losses, Tensor maximum, Tensor sum, Tensor token)"
 )
-_library.define(
+_define(
     f"fused_loss_backward(Tensor grad, Tensor leaf, Tensor maximum, Tensor sum, Tensor token, {_SAMPLES}, int owner,"
     " bool[] wanted) -> (Tensor leaf_grad, Tensor input_grad, Tensor bias_grad)"
 )

@@ -46,6 +46,7 @@ def rows_of(table: Table) -> Callable[[int, int], Tensor]:
     if states is None or not table.is_stale():
         return lambda begin, end: stored[begin:end]
     clock = states.clock
+    clock.refuse_capture()
     steps = clock.rule, clock.hyperparameters, clock.step, clock.base
 
     def current(begin: int, end: int) -> Tensor:

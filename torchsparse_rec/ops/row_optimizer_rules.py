@@ -56,6 +56,22 @@ def rule_words(rule: int, hyperparameters: Sequence[float]) -> RuleWords:
     return words
 
 
+# The rules whose steps are alike, whatever their number, where this hyperparameter is 0.
+_ALIKE = {
+    **dict.fromkeys(("adadelta", "ftrl", "lion", "rmsprop")),
+    **{"adagrad": "lr_decay", "rowwise_adagrad": "lr_decay", "sgd": "momentum"},
+}
+
+
+def counts_steps(rule: int, hyperparameters: Sequence[float]) -> bool:
+    """Say whether a step by this rule depends on its number; the arguments are as in :func:`idle_motion`."""
+    name, *names = _RULES[rule]
+    if name not in _ALIKE:
+        return True
+    unless = _ALIKE[name]
+    return unless is not None and hyperparameters[names.index(unless)] != 0
+
+
 def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
     """
     Return the effect of an optimizer's step on a row without gradient: nothing, or it changes its states, or its

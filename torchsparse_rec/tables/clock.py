@@ -7,6 +7,7 @@ import weakref
 import torch
 
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
+from ..ops.row_optimizer_rules import counts_steps
 from .layouts import accumulator_dtype, writable
 from .stale import mark_fresh
 from .steps import LATER, ClockKind, Steps
@@ -59,6 +60,7 @@ class Clock(Steps[Table]):
         self.base = self.step
         tables = self.tables()
         device = tables[0].parameter.device
+        self.on_cuda = device.type == "cuda"
         self.history = new_history(_FIRST_STEPS, device) if kind.others == LATER else None
         for table in tables:
             rows, weight = table.rows, table.parameter
@@ -83,6 +85,7 @@ class Clock(Steps[Table]):
         """Move tables that step without the others to a new clock, with the same history; return that clock."""
         other = Clock(self.group, self.owned, self.step)
         other.base, other.kind, other.random_rounding = self.base, self.kind, self.random_rounding
+        other.on_cuda = self.on_cuda
         other.rule, other.hyperparameters, other.moves_weights = self.rule, self.hyperparameters, self.moves_weights
         other.history = self.history.clone() if self.history is not None else None
         for table in tables:
@@ -132,6 +135,7 @@ class Clock(Steps[Table]):
             if not stale:
                 return
             assert self.history is not None
+            self.refuse_capture()
             # A table may have been converted or moved since, and its states not yet.
             given = [t.weight().to(dtype=r.place[0], device=r.place[1]) for t, r in stale]
             with writable(given, [True] * len(stale)) as weights:
@@ -159,6 +163,10 @@ class Clock(Steps[Table]):
 
     def advance(self, hyperparameters: list[float], step: int) -> None:
         """End a step: add its effect on rows without gradient to the history."""
+        if self.on_cuda and (
+            self.history is not None or self.random_rounding or counts_steps(self.rule, hyperparameters)
+        ):
+            self.refuse_capture()
         if self.history is not None:
             # The operator itself: no graph can have saved the history.
             _ops.row_optimizer_advance_.default(self.history, self.rule, hyperparameters, step, self.base)

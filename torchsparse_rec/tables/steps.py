@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from .._fork import HALF_WRITTEN, tell_of_forks
@@ -53,6 +54,7 @@ class Steps(ABC, Generic[T]):
         self.group = group  # the group's id: the group itself would keep its parameters alive
         self.owned = owned
         self.random_rounding = False
+        self.on_cuda = False
         self.step = step
         self.base = step
         self.kind: ClockKind | None = None  # None: not started
@@ -85,6 +87,15 @@ class Steps(ABC, Generic[T]):
         if not self._depth:
             self._writer = None
         self.lock.__exit__(None, None, None)
+
+    def refuse_capture(self) -> None:
+        """Raise ``RuntimeError`` while a CUDA graph is captured by what needs the number of the present step."""
+        if self.on_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph must not capture a step or a lookup of a table that depends on the number of the step: "
+                "each replay would take that number again. Use an optimizer without momentum or other memory of the "
+                "steps, such as SGD or Adagrad, or leave the table out of the graph"
+            )
 
     @abstractmethod
     def tables(self) -> list[T]:
