@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from torchsparse_rec import nn, optim
+from torchsparse_rec.ops import Candidates
 
 ROWS, DIM = 50, 4
-READERS = ("loss", "lookup_sparse")
+READERS = ("loss", "sampled loss", "lookup_sparse")
 # Whether the collection looks the table up in all steps, in every second one, before or after the other reader.
 PROGRAMS = ("reader alone", "after the reader", "before the reader", "by turns")
 
@@ -58,6 +59,9 @@ class Tables(torch.nn.Module):
             table = self.named()["small"]
             if reader == "loss":
                 return nn.table_cross_entropy(self.lone, table, ids[:, 0], label_smoothing=0.1)
+            if reader == "sampled loss":
+                drawn = Candidates(torch.arange(5), *(torch.full((n,), 0.2) for n in (len(ids), 5)))
+                return nn.sampled_softmax_loss(self.lone, table, ids[:, 0], drawn)
             return nn.lookup_sparse([table], [ids.flip(0)], ["sum"])[0].square().sum() + self.lone.sum()
 
         def look_up() -> Tensor:
@@ -141,3 +145,33 @@ def test_without_an_optimizer_a_loss_says_so() -> None:
     model.tables.grad_mode = "dense"
     model.loss("loss", "reader alone", 0, torch.zeros(3, 2, dtype=torch.int64)).backward()
     assert model.named()["small"].weight.grad is not None
+
+
+def _clipped(kind: str) -> Any:
+    if kind == "single":
+        return nn.Embedding(4, 2, max_norm=2.0)
+    option = nn.EmbeddingVariableOption() if kind == "growing" else None
+    config = nn.EmbeddingConfig(4, 2, "t", feature_names=["x"], max_norm=2.0, ev_option=option)
+    return copy.deepcopy(nn.EmbeddingCollection([config])).embeddings["t"]
+
+
+@pytest.mark.parametrize("kind", ["single", "rows", "growing"])
+def test_rows_that_a_module_clips_are_refused_by_others(kind: str) -> None:
+    table, input, target = _clipped(kind), torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)
+    params = [torch.eye(2), table]
+    readers: dict[str, Callable[[], Any]] = {
+        r"TopK: table\.": lambda: nn.TopK(1)(input, table),
+        r"table_cross_entropy: table\.": lambda: nn.table_cross_entropy(input, table, target),
+        r"lookup_sparse: params\[1\]\.": lambda: nn.lookup_sparse(params, [target, target], ["sum", "sum"]),
+    }
+    if kind != "single":
+        readers |= {r"its config\.": lambda: table(target)}
+    for owner, read in readers.items():
+        with pytest.raises(ValueError, match=owner + "max_norm must be None, got 2.0: only lookups by the module"):
+            read()
+
+
+def test_a_bag_table_called_by_itself_pools_as_its_config_says() -> None:
+    bags = nn.EmbeddingBagCollection([nn.EmbeddingBagConfig(4, 2, "t", feature_names=["x"])])
+    ids = torch.tensor([[0, 1], [2, 2]])
+    torch.testing.assert_close(bags.embedding_bags["t"](ids), bags({"x": ids})["x"])

@@ -23,6 +23,10 @@ IDS = torch.tensor([[1, 2, 19], [3, 19, 0]])
 KEYED = KeyedJaggedTensor(
     ["f", "g"], torch.tensor([1, 2, 19, 7, 7, 3]), torch.tensor([1.0, 0.5, 2, -1, 3, 0.25]), torch.tensor([2, 1, 0, 3])
 )
+FILTERED = variable.EmbeddingVariableOption(
+    filter_option=variable.CounterFilter(filter_freq=2),
+    init_option=variable.InitializerOption(default_value_no_permission=0.5),
+)
 
 
 def bags(is_weighted: bool = True, **growing: Any) -> nn.EmbeddingBagCollection:
@@ -160,11 +164,7 @@ def test_keys_of_a_table_that_grows(key_dtype: torch.dtype) -> None:
 
 
 def test_tables_that_grow_with_filters_tiers_and_without_keys(tmp_path: Any) -> None:
-    option = variable.EmbeddingVariableOption(
-        filter_option=variable.CounterFilter(filter_freq=2),
-        init_option=variable.InitializerOption(default_value_no_permission=0.5),
-    )
-    filtered = nn.EmbeddingVariable(DIM, ev_option=option, initializer=2.0)
+    filtered = nn.EmbeddingVariable(DIM, ev_option=FILTERED, initializer=2.0)
     for _ in range(3):
         filtered(torch.tensor([4]))
     quantized = nn.quantize(filtered.eval())
@@ -193,10 +193,16 @@ def test_stale_rows_and_largest_norms() -> None:
         clipped = make(ROWS, DIM, max_norm=1.0).eval()
         wanted = copy.deepcopy(clipped)(IDS).detach()
         torch.testing.assert_close(nn.quantize(clipped, "float16")(IDS), wanted, rtol=1e-3, atol=1e-3)
-    config = nn.EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"])
-    config.max_norm = 0.01
-    model = nn.EmbeddingBagCollection([config]).eval()
-    wanted = model({"f": IDS}).values()
+
+
+@pytest.mark.parametrize("option", [None, nn.EmbeddingVariableOption(), FILTERED])
+def test_rows_that_a_collection_clips(option: nn.EmbeddingVariableOption | None) -> None:
+    """Clip also the rows of a table that grows, and those of ids that it does not have."""
+    config = nn.EmbeddingBagConfig(ROWS, DIM, "t", feature_names=["f"], max_norm=0.01, ev_option=option)
+    model = nn.EmbeddingBagCollection([config])
+    model({"f": IDS[:, :1]})
+    wanted = model.eval()({"f": IDS}).values()
+    assert wanted.any()
     torch.testing.assert_close(nn.quantize(model, "float16")({"f": IDS}).values(), wanted, rtol=1e-3, atol=1e-5)
 
 

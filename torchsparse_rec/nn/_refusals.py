@@ -75,6 +75,17 @@ def check_export(module: torch.nn.Module, kind: str) -> None:
         )
 
 
+def refuse_clipped(owner: str, argument: str, table: Any) -> None:
+    """Raise ``ValueError`` if a table has a ``max_norm``, with which only lookups by its own module read rows."""
+    clip = getattr(table, "max_norm", None)
+    clip = getattr(table, "_clip", None) if clip is None else clip
+    if clip is not None:
+        raise ValueError(
+            f"{owner}: {argument}.max_norm must be None, got {clip}: only lookups by the module that has it clip rows, "
+            "so look rows up by that, or give the rows that it returns"
+        )
+
+
 def check_shards(module: torch.nn.Module, kinds: Sequence[str]) -> None:
     """Raise ``RuntimeError`` if a gradient is not dense, and ``fully_shard`` holds the module's tables."""
     if kinds.count("dense") < len(kinds) and not torch.compiler.is_compiling() and is_in_fsdp(module):

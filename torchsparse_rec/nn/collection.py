@@ -24,7 +24,7 @@ from ..variable.read_write_lock import ReadWriteLock, reading
 from ._described import described, with_size
 from ._growing import rows_of_keys
 from ._max_norm import look_up_clipped
-from ._refusals import check_shards, growing_untraced, refused
+from ._refusals import check_shards, growing_untraced, refuse_clipped, refused
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
 from .configs import as_dtype, check_configs, embedding_names_by_table
@@ -37,8 +37,12 @@ class CollectionTable(OneTable):
     """
     One table of a collection; it can be saved, loaded, frozen or cast by itself.
 
-    Its subclasses extend torch's embedding classes: tools read from these whether a gradient is sparse.
+    Its subclasses extend torch's embedding classes: tools read from these whether a gradient is sparse. Called by
+    itself it is torch's module, which gives a dense gradient.
     """
+
+    # The largest norm with which the collection reads a row; None: any.
+    _clip: float | None = None
 
     def __init__(self, config: Any, device: torch.device | str | None) -> None:
         rows = torch.empty(config.num_embeddings, config.embedding_dim, device=device, dtype=as_dtype(config.data_type))
@@ -53,6 +57,11 @@ class CollectionTable(OneTable):
         super().__init__(*rows.shape, padding_idx=padding_idx, _weight=rows)
         self._init_fused()
         self._auto = AutoChoice()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Look up as torch's module."""
+        refuse_clipped("table of a collection", "its config", self)
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     @property
     def sparse(self) -> bool:
@@ -81,6 +90,10 @@ class CollectionTable(OneTable):
 
 class BagTable(CollectionTable, torch.nn.EmbeddingBag):  # type: ignore[misc]
     """A table of a collection whose lookups are pooled."""
+
+    def __init__(self, config: Any, device: torch.device | str | None) -> None:
+        super().__init__(config, device)
+        self.mode = config.pooling.value.lower()
 
 
 class RowTable(CollectionTable, torch.nn.Embedding):  # type: ignore[misc]
@@ -131,8 +144,9 @@ class Collection(HasGradMode):
             tuple(config.embedding_dim for config in configs),
             tuple(_padding(config) for config in configs),
         )
-        self._max_norms = [getattr(config, "max_norm", None) for config in configs]
-        self._clips = any(self._max_norms)
+        for config, table in zip(configs, self._tables, strict=True):
+            table._clip = getattr(config, "max_norm", None)
+        self._clips = any(table._clip for table in self._tables)
         self._plans: dict[tuple, LookupPlan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         lock = ReadWriteLock()
@@ -314,7 +328,8 @@ class Collection(HasGradMode):
         alike = kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1
         if alike and not self._clips:
             return look_up(self, tables, weights, kinds[0], plan, ids)
-        clips = [self._max_norms[table] for table in tables]
+        every = self._tables
+        clips = [every[table]._clip for table in tables]
         parts: dict[tuple[str, torch.dtype, float | None], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
             parts.setdefault((kind, weight.dtype, clips[k]), []).append(k)

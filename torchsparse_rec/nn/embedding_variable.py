@@ -22,7 +22,7 @@ from ..variable.training_rows import TrainingRows, begin
 from ._keyed_table import KeyedTable
 from ._lookup import checked_ids, look_up, rows_like
 from ._read import TableSet, read
-from ._refusals import growing_untraced
+from ._refusals import growing_untraced, refuse_clipped
 from ._route import PLAIN, route
 from .plan import Ids, LookupPlan
 
@@ -85,6 +85,8 @@ class EmbeddingVariable(KeyedTable):
     _sparse = True
     max_norm = None
     scale_grad_by_freq = False
+    # The largest norm with which a collection reads a row; None: any.
+    _clip: float | None = None
     # The count of changes at which the table was made fit for training, its weight then, and the weight's optimizer.
     _fit: tuple[int, Any, Any] = (-1, None, None)
 
@@ -92,6 +94,8 @@ class EmbeddingVariable(KeyedTable):
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up the rows of ``input``, see :class:`EmbeddingVariable`."""
+        if self._clip is not None:
+            refuse_clipped("EmbeddingVariable", "its config", self)
         if torch.compiler.is_exporting():
             return self._look_up_in_program(input)
         if torch.compiler.is_compiling():

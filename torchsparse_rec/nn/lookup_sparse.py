@@ -20,7 +20,7 @@ from ..typing import Combiner
 from ..variable.read_write_lock import reading
 from ._growing import rows_of_keys
 from ._owner import TableOwner
-from ._refusals import growing_untraced, refused
+from ._refusals import growing_untraced, refuse_clipped, refused
 from ._route import PLAIN, look_up_by, route
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import OneTable
@@ -268,8 +268,7 @@ def checked(given: Any, k: int) -> Any:
     """Return a table that is given to a call; raise ``TypeError`` or ``ValueError`` if it cannot be looked up."""
     known = (EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag)
     if isinstance(given, known):
-        if getattr(given, "max_norm", None) is not None:
-            raise ValueError(f"lookup_sparse: params[{k}].max_norm must be None, got {given.max_norm}")
+        refuse_clipped("lookup_sparse", f"params[{k}]", given)
         return given
     if isinstance(given, Tensor) and given.dim() == 2 and given.is_floating_point():
         return given

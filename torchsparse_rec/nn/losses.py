@@ -22,7 +22,7 @@ from ..variable.arguments import check_places
 from ..variable.keys import KeyRows
 from ._fused_graph import fused_loss, number_of_call
 from ._fused_loss import fused_losses
-from ._refusals import check_export, check_shards, growing_untraced
+from ._refusals import check_export, check_shards, growing_untraced, refuse_clipped
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import OneTable
 from .lookup_sparse import part_of, weight_of
@@ -111,6 +111,7 @@ def table_cross_entropy(
         tensor([0.2395, 2.2395])
     """
     options = Options(weight, ignore_index, reduction, label_smoothing, temperature, normalize, excluded, block)
+    refuse_clipped(_NAME, "table", table)
     if isinstance(table, EmbeddingVariable):
         return _over_keys(input, table, target, bias, options)
     if not isinstance(table, Tensor | torch.nn.Embedding | torch.nn.EmbeddingBag):

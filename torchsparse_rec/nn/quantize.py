@@ -12,8 +12,7 @@ from ..ops.quantized import check_rows, format_of, packed_rows
 from ..tables.table import split_part
 from ..typing import RowsFormat
 from ._max_norm import clipped_rows
-from ._owner import TableOwner
-from .collection import Collection
+from .collection import Collection, CollectionTable
 from .convert import ModuleT, _change_all, _check_model
 from .embedding import Embedding
 from .embedding_bag import EmbeddingBag
@@ -162,13 +161,13 @@ def _change(module: Any, rows: str) -> None:
 def _change_collection(collection: Collection, rows: str) -> None:
     collection.grad_mode = None  # which lets go of what is kept of past lookups
     children: Any = collection._modules[collection._children]
-    for k, (name, table) in enumerate(list(children._modules.items())):
+    for name, table in list(children._modules.items()):
         if isinstance(table, EmbeddingVariable):
             made: QuantizedTable = QuantizedEmbeddingVariable(table, rows)
         else:
-            assert isinstance(table, TableOwner)
-            weight, max_norm = table.weight.detach(), collection._max_norms[k]
-            weight = weight if max_norm is None else clipped_rows(weight, max_norm)
+            assert isinstance(table, CollectionTable)
+            weight = table.weight.detach()
+            weight = weight if table._clip is None else clipped_rows(weight, table._clip)
             made = QuantizedTable(packed_rows(weight, rows), rows)
             made.train(table.training)
         children._modules[name] = made

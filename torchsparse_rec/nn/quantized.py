@@ -21,6 +21,7 @@ from ..typing import GradMode
 from ..variable.arguments import check_range
 from ..variable.keys import KeyRows
 from ._lookup import bad_id, checked_ids, nested_like
+from ._max_norm import clipped_rows
 from .auto import as_bytes
 from .collection import Collection
 from .embedding_bag import EmbeddingBag, check_shapes
@@ -200,11 +201,13 @@ class QuantizedEmbeddingVariable(QuantizedTable):
     """
 
     _as_keys = EmbeddingVariable._as_keys
+    _clip: float | None = None
 
     def __init__(self, variable: EmbeddingVariable, rows: str) -> None:
         exported = variable.export()
         # A table has at least one row: unknown ids read it too, and do not use it.
-        count, weight = max(len(exported.keys), 1), exported.values
+        self._clip = variable._clip
+        count, weight = max(len(exported.keys), 1), self._clipped(exported.values)
         super().__init__(packed_rows(weight if len(weight) else weight.new_zeros(1, weight.shape[1]), rows), rows)
         self.name, self.embedding_dim = variable.name, variable.embedding_dim
         self.key_dtype: torch.dtype = variable.key_dtype
@@ -238,10 +241,14 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         rows = self.keys.find(ids)
         found, is_unknown = super().look_up(rows.clamp_min(0)), rows < 0
         if self._default is not None:
-            return found.masked_fill(is_unknown.unsqueeze(1), self._default)
-        like = found.new_empty(0, self.embedding_dim, dtype=self._initial_dtype)
-        initial = self.initial.rows_of(ids, like, is_unknown).float()
-        return torch.where(is_unknown.unsqueeze(1), initial, found)
+            initial = torch.full_like(found, self._default)
+        else:
+            like = found.new_empty(0, self.embedding_dim, dtype=self._initial_dtype)
+            initial = self.initial.rows_of(ids, like, is_unknown).float()
+        return torch.where(is_unknown.unsqueeze(1), self._clipped(initial), found)
+
+    def _clipped(self, rows: Tensor) -> Tensor:
+        return rows if self._clip is None else clipped_rows(rows, self._clip)
 
     def _apply(self, fn: Any, recurse: bool = True):
         """Move the table, and the values of unknown ids, which are not cast either."""

@@ -13,6 +13,8 @@ from ..jagged.checks import check_tensor, type_name
 from ..ops.candidates import Candidates, last_places
 from ..ops.embedding import embedding
 from ._lookup import bad_id
+from .collection import CollectionTable
+from .lookup_sparse import lookup_sparse
 
 __all__ = ["nce_loss", "sampled_softmax_loss"]
 
@@ -41,7 +43,8 @@ def sampled_softmax_loss(
     Args:
         input: ``[..., D]``, N samples in all, of floats.
         table: a row for each class: a module that is called with ids, such as :class:`Embedding`,
-            :class:`EmbeddingBag` or :class:`EmbeddingVariable` (whose keys are the classes); or ``[V, D]``.
+            :class:`EmbeddingBag`, :class:`EmbeddingVariable`, whose keys are the classes, or a table of a collection.
+            Or ``[V, D]``.
         target: the true classes, int32 or int64: ``[...]``, or ``[..., T]`` for T of each sample, with equal shares.
         candidates: the other classes: the result of a sampler, such as :class:`LogUniformSampler`, for ``target``. Its
             counts are constants. They are moved to the device of ``input``, which does not wait.
@@ -245,6 +248,8 @@ def _looked_up(
     try:
         if isinstance(table, Tensor):
             rows = embedding(table, ids)
+        elif isinstance(table, CollectionTable):  # called by itself it would give a gradient of all rows
+            rows = lookup_sparse(table, ids, "sum")
         else:
             rows = table(ids.unsqueeze(1) if isinstance(table, torch.nn.EmbeddingBag) else ids)
     except IndexError:

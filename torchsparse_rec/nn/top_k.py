@@ -14,7 +14,7 @@ from ..jagged.checks import type_name
 from ..ops.scores_top_k import best_rows
 from ..tables.part import Part
 from ._owner import TableOwner
-from ._refusals import growing_untraced
+from ._refusals import growing_untraced, refuse_clipped
 from .embedding_variable import EmbeddingVariable
 from .lookup_sparse import part_of, weight_of
 
@@ -55,7 +55,7 @@ class TopK(torch.nn.Module):
             ranks also a k or dtypes that differ.
         TypeError: a table of another kind.
         ValueError: shapes, dtypes or devices that do not fit, fewer than k rows, or a table over ranks that is
-            ``ColumnWise``. Over ranks an error of one is raised on all.
+            ``ColumnWise``, or has a ``max_norm``. Over ranks an error of one is raised on all.
 
     Not differentiable. See :func:`torchsparse_rec.ops.top_k_rows` for half types, NaN and bits.
 
@@ -84,6 +84,7 @@ class TopK(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the highest scores of each query, and their ids; see the class."""
         _check_kind(table)
+        refuse_clipped("TopK", "table", table)
         part = part_of(table)
         if part is not None and not part.replicated:
             return _over_ranks(part, table, query, self.k, excluded)  # type: ignore[no-any-return]

@@ -414,7 +414,7 @@ def compute_accidental_hits(true_classes: Tensor, sampled: Tensor) -> tuple[Tens
 
 def last_places(true_classes: Tensor, sampled: Tensor) -> Tensor:
     """Return the last place in ``sampled`` of each true class, or -1, in their shape; nothing is read back."""
-    wanted = true_classes.reshape(-1).long()
+    wanted = true_classes.reshape(-1).long().contiguous()
     if sampled.numel() == 0:
         return torch.full_like(wanted, -1).view(true_classes.shape)
     ids, order = sampled.long().sort(stable=True)
