@@ -1,11 +1,10 @@
 # What serves releases, and machines with a GPU. The Makefile includes it: `make clients`, ...
 #
 # ARGS="..."        for clients and zoo: parts of names (default all); for mutate: tables or families of faults (default
-#                   all); for gpu and aarch64: arguments of its pytest
+#                   all); for gpu: its arguments (--all); for aarch64: arguments of its pytest
 # OUT=folder        where `make gpu` leaves its results (default benchmarks/results/gpu)
-# PREBUILT=folder   for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
-#                   `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
-# MINUTES=9.7       for gpu: the time for everything
+# PREBUILT=folder   for gpu: take _C.so and _C_cuda.so from there (default: what `make prebuilt` made, if csrc is as it
+#                   was; else this tree's)
 # TORCH=2.11.0      for test-torch: which
 # DIST=folder       where `make wheel` leaves what it has built, and `make release` all (default dist)
 # TESTS=test        for release: the tests, and whatever else must pass (default test-full lint)
@@ -32,13 +31,12 @@ mutate: export PYTHONDONTWRITEBYTECODE = 1
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/mutations/plant.py $(ARGS)
 
-# Build, test, check and time on this machine's NVIDIA GPU. No .venv and no network: such a machine often has its own
-# torch. benchmarks/gpu.py says what it does.
+# Measure this machine's NVIDIA GPU, and with --all test on it. No .venv and no network: such a machine often has its own
+# torch. benchmarks/gpu says what it does.
 gpu:
-	@$(PYTHON) -m benchmarks.gpu --out "$(abspath $(OUT))" $(if $(PREBUILT),--prebuilt "$(PREBUILT)") \
-	  $(if $(MINUTES),--minutes $(MINUTES)) -- $(ARGS)
+	@$(PYTHON) -m benchmarks.gpu --out "$(abspath $(OUT))" $(if $(PREBUILT),--prebuilt "$(PREBUILT)") $(ARGS)
 
-# Compile for an H100 or H200, so that `make gpu` need not. Such a machine may refuse large uploads.
+# Compile for an H100 or H200, for `make gpu`, which compiles nothing. Such a machine may refuse large uploads.
 prebuilt: $(VENV)/.requirements
 	TORCHSPARSE_REC_CUDA=1 TORCH_CUDA_ARCH_LIST=9.0 $(BIN)/python setup.py -q build_ext --build-lib build/prebuilt
 	@size=$$(cat build/prebuilt/torchsparse_rec/*.so | wc -c); echo "build/prebuilt: $$size bytes"; \

@@ -1,4 +1,4 @@
-"""A runner of commands, each with a time limit, that reports how each ended."""
+"""Stages: commands with time limits, each of which leaves what it found in a file, and how each of them ended."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, and its share of the time."""
+    """A command, and the most seconds that it gets."""
 
     name: str
-    # The share of the remaining time, relative to the shares of the stages after it; None: all of it.
-    share: float | None
-    # Returns the command, given the limit in seconds.
+    seconds: float
+    # Returns the command, given the seconds that it has: fewer than its own where the time for everything ends.
     command: Callable[[float], list[str]]
-    folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    # The most seconds that the stage gets, however much time is left.
-    most: float | None = None
-    # Why the stage is not run.
+    # Whether it runs unless other stages are asked for.
+    by_default: bool = True
+    # Why it cannot run here.
     skip: str | None = None
     # A regular expression of the command's output where it cannot work on this machine.
     skip_if_printed: str | None = None
-    # Returns a remark on the stage after it has run.
-    note: Callable[[], str] = str
 
 
 @dataclass(frozen=True)
@@ -48,13 +44,14 @@ class Outcome:
     note: str
 
 
-def run_stage(stage: Stage, limit: float, log: Path) -> Outcome:
+def run_stage(stage: Stage, limit: float, folder: Path, log: Path) -> Outcome:
     """
     Run a stage's command; print its output, and write it to a file line by line.
 
     Args:
         stage: the stage to run.
         limit: the seconds after which the command is ended, with everything it started.
+        folder: the working folder of the command.
         log: the file to which output is appended.
 
     Returns:
@@ -63,12 +60,11 @@ def run_stage(stage: Stage, limit: float, log: Path) -> Outcome:
     if stage.skip is not None:
         print(f"== {stage.name}: skipped, {stage.skip}", flush=True)
         return Outcome(stage.name, "skipped", 0.0, stage.skip)
-    limit = limit if stage.most is None else min(limit, stage.most)
     print(f"== {stage.name} (at most {limit:.0f} s)", flush=True)
     began, timed_out, unusable = time.monotonic(), threading.Event(), None
     process = subprocess.Popen(
         stage.command(limit),
-        cwd=stage.folder,
+        cwd=folder,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -96,16 +92,12 @@ def run_stage(stage: Stage, limit: float, log: Path) -> Outcome:
     watch.join()
     seconds = time.monotonic() - began
     if timed_out.is_set():
-        return Outcome(stage.name, "timed out", seconds, _note(stage, f"ended after {limit:.0f} s"))
+        return Outcome(stage.name, "timed out", seconds, f"ended after {limit:.0f} s")
     if unusable is not None:
         return Outcome(stage.name, "skipped", seconds, f"cannot work here: {unusable[0]}")
     if code != 0:
-        return Outcome(stage.name, "failed", seconds, _note(stage, f"exit status {code}"))
-    return Outcome(stage.name, "passed", seconds, _note(stage, ""))
-
-
-def _note(stage: Stage, first: str) -> str:
-    return ", ".join(part for part in (first, stage.note()) if part)
+        return Outcome(stage.name, "failed", seconds, f"exit status {code}")
+    return Outcome(stage.name, "passed", seconds, "")
 
 
 def _end_after(process: subprocess.Popen[str], limit: float, timed_out: threading.Event) -> None:
@@ -124,13 +116,3 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, how)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-
-
-def last_words(log: Path) -> dict[str, str]:
-    """Return how far each test came, as tests/in_time.py wrote it: collected, begun, passed, failed or skipped."""
-    words: dict[str, str] = {}
-    for line in log.read_text().splitlines() if log.is_file() else ():
-        word, _, test = line.partition(" ")
-        if words.get(test) != "failed":
-            words[test] = word
-    return words

@@ -1,5 +1,5 @@
 """
-Figures of single kernels by Nsight Compute: ``ncu`` runs ``python -m benchmarks.kernels``.
+Figures of single kernels by Nsight Compute: ``ncu`` runs ``python -m benchmarks.gpu.ncu``.
 
 The program calls benchmark rows, each once while ``ncu`` watches, and ends in good time before the moment it is given:
 ``ncu`` writes only then. Reading what ``ncu`` wrote needs no torch.
@@ -17,8 +17,13 @@ from pathlib import Path
 KERNELS = {
     "bags_kernel": "embedding/bag-sum-128-zipf",
     "four_blocks_bags_kernel": "embedding/bag-sum-128-zipf",
-    "parts_kernel": "wide_deep/sgd",
-    "collection_update_kernel": "wide_deep/sgd",
+    "short_bags_kernel": "segment/segment_max",
+    "parts_kernel": "sok/adagrad",
+    "move_entries_kernel": "sok/adagrad",
+    "entries_kernel": "sok/adagrad",
+    "collection_update_kernel": "sok/adagrad",
+    "row_update_kernel": "row_update/sgd",
+    "flag_rows_kernel": "sparse_tensor/fill-unordered",
     "row_optimizer_update_kernel": "adam/update-zipf",
     "lookup_kernel": "embedding_variable/lookup",
 }
@@ -68,8 +73,8 @@ def main(until: float) -> None:
     """Call each row twice unseen, then once while ncu watches, until the time ``until`` (seconds since 1970)."""
     import torch
 
-    from .__main__ import choose
-    from .rows import Options
+    from ..__main__ import choose
+    from ..rows import Options
 
     for name in dict.fromkeys(KERNELS.values()):
         if time.time() > until:
