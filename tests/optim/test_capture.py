@@ -94,6 +94,16 @@ def test_steps(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         _step(table, optimizer, IDS[2])
 
 
+@pytest.mark.parametrize("name", [name for name, (_, refuses) in OPTIMIZERS.items() if refuses])
+def test_steps_after_the_lookup(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, optimizer = _trained(name, "sparse")
+    optimizer.zero_grad()
+    table(IDS[2]).square().sum().backward()
+    _capture(table, monkeypatch)
+    with pytest.raises(RuntimeError, match=REFUSED):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("mode", ["fused", "sparse"])
 def test_reads_of_rows_that_are_behind(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, optimizer = _trained("adam", mode)

@@ -71,7 +71,8 @@ class ReadGroup:
         clock = self.clock
         for rows in self.all_rows:
             if rows.current != clock.step:  # type: ignore[union-attr]
-                clock.refuse_capture()  # type: ignore[union-attr]
+                if clock.on_cuda:  # type: ignore[union-attr]
+                    clock.refuse_capture()  # type: ignore[union-attr]
                 rest = clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base  # type: ignore[union-attr]
                 return Missed(self.states, self.last_steps, *rest)
         return NOTHING_MISSED

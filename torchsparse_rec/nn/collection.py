@@ -27,7 +27,7 @@ from ._max_norm import look_up_clipped
 from ._refusals import check_shards, growing_untraced, refuse_clipped, refused
 from ._route import gradient_kinds, keep_way, look_up
 from .auto import AutoChoice, choose
-from .configs import as_dtype, check_configs, embedding_names_by_table
+from .configs import as_dtype, as_pooling, check_configs, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, OneTable, gives_coo
 from .plan import Ids, LookupPlan, counts_of, joined
@@ -93,7 +93,7 @@ class BagTable(CollectionTable, torch.nn.EmbeddingBag):  # type: ignore[misc]
 
     def __init__(self, config: Any, device: torch.device | str | None) -> None:
         super().__init__(config, device)
-        self.mode = config.pooling.value.lower()
+        self.mode = as_pooling(config.pooling).value.lower()
 
 
 class RowTable(CollectionTable, torch.nn.Embedding):  # type: ignore[misc]
