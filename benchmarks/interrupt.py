@@ -1,4 +1,4 @@
-"""``torchsparse_rec._interrupt``, without the library: ``make gpu`` has yet to build it, and some measure memory."""
+"""``torchsparse_rec._interrupt``, without the library: ``make gpu`` needs no torch, and some measure memory."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 

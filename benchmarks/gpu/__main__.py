@@ -46,6 +46,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="all stages, in 540 seconds")
     parser.add_argument("--only", nargs="+", metavar="STAGE", help="these stages")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="benchmark rows (default: where a peer was faster)")
+    parser.add_argument("--seconds", type=float, default=95, help="time for these rows (default: 95)")
     parser.add_argument("--beside", type=Path, help="another checkout, built, whose rows are the peers")
     parser.add_argument("--quick", action="store_true", help="small sizes: show that all of it runs, not how fast")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a GPU")
@@ -86,22 +87,22 @@ def stages_of(given: argparse.Namespace) -> list[Stage]:
         return python(name, seconds, "-m", "benchmarks.gpu.measure", name, "--json", written, *how)
 
     rows = ["--json", str(given.out / "benchmarks.json"), *how]
-    rows += ["--beside", str(given.beside)] if given.beside else []
-    minutes = 45 * 0.8 / 60
+    rows += ["--beside", str(given.beside.resolve())] if given.beside else []
+    minutes = 45 * 0.6 / 60
     auto = ["--json", str(given.out / "auto.json"), "--device", given.device, "--minutes", str(minutes)]
     return [
         measured("about", 30),
         measured("ceilings", 15),
-        measured("prices", 40),
-        measured("profile", 60),
+        measured("prices", 30),
+        measured("profile", 55),
         measured("capture", 30),
-        python("benchmarks", 95, "-m", "benchmarks", *(given.rows or losing()), *rows),
+        python("benchmarks", given.seconds, "-m", "benchmarks", *(given.rows or losing()), *rows),
         measured("ranks", 30),
         ncu_stage(30, given.out, paths),
         python("auto", 45, "-m", "benchmarks.auto_map", *auto, by_default=False),
         tests_stage("first", 60, given, [str(TESTS / test) for test in FIRST_TESTS]),
-        tests_stage("tests", 60, given, rooms()),
-        *(sanitizer_stage(tool, seconds) for tool, seconds in (("memcheck", 30), ("racecheck", 15))),
+        tests_stage("tests", 30, given, rooms()),
+        *(sanitizer_stage(tool, seconds) for tool, seconds in (("memcheck", 45), ("racecheck", 30))),
     ]
 
 
@@ -176,7 +177,7 @@ def content(out: Path, outcomes: list[Outcome]) -> dict[str, Any]:
     """Return the results so far, from what the stages have left in their folder."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json")) if path.stem != "gpu"}
     rows = found.pop("benchmarks", {})
-    about = {**rows.pop("machine", {}), **found.pop("about", {})}
+    about = {**found.pop("about", {}), **rows.pop("machine", {})}
     tests = {log.stem: tests_found(log.read_text()) for log in sorted(out.glob("*.log"))}
     kernels = ncu.read((out / "kernels.csv").read_text()) if (out / "kernels.csv").is_file() else []
     made = {"machine": about, "stages": [each.__dict__ for each in outcomes], "tests": tests, "kernels": kernels}

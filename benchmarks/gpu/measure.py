@@ -13,7 +13,6 @@ import os
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,12 @@ import torch.distributed as dist
 
 import torchsparse_rec
 from torchsparse_rec import distributed, nn, ops, optim
+from torchsparse_rec.files import whole_file
 
 from ..__main__ import choose
 from ..interrupt import run_command
 from ..machine import machine
-from ..rows import Call, Options, UnavailableError
+from ..rows import Call, Options
 from ..timing import copy_gb_per_second
 
 # Rows whose steps are taken apart: small ones, of collections, and of tables that grow.
@@ -68,8 +68,9 @@ def trace_of(call: Call, device: str) -> list[dict[str, Any]]:
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-        for _ in range(STEPS):
-            call()
+        with torch.profiler.record_function("calls"):
+            for _ in range(STEPS):
+                call()
         wait(device)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
@@ -77,15 +78,15 @@ def trace_of(call: Call, device: str) -> list[dict[str, Any]]:
 
 
 def split(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Return of one of :func:`trace_of`'s calls: kernels, their milliseconds, the device's busy ones, and waits."""
+    """Return of one of :func:`trace_of`'s calls: works of the device, their milliseconds, its busy ones, and waits."""
+    calls = next(x for x in events if x.get("cat") == "user_annotation" and x["name"] == "calls")
     works = [(x["ts"], x["ts"] + x["dur"]) for x in events if x.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     busy, end = 0.0, float("-inf")
     for begin, stop in sorted(works):
         busy, end = busy + max(0.0, stop - max(begin, end)), max(end, stop)
-    calls = Counter(x["name"] for x in events if x.get("cat") in ("cuda_runtime", "cuda_driver"))
-    found = {"kernels": len(works), "kernel_ms": sum(b - a for a, b in works) / 1e3, "busy_ms": busy / 1e3}
-    found["waits"] = sum(count for name, count in calls.items() if "Synchronize" in name)
-    found["waits"] -= min(found["waits"], 1)  # the last one, after all calls
+    asked = [x for x in events if x.get("cat") in ("cuda_runtime", "cuda_driver") and "Synchronize" in x["name"]]
+    waits = sum(0 <= x["ts"] - calls["ts"] <= calls["dur"] for x in asked)
+    found = {"works": len(works), "work_ms": sum(b - a for a, b in works) / 1e3, "busy_ms": busy / 1e3, "waits": waits}
     return {name: value / STEPS for name, value in found.items()}
 
 
@@ -123,9 +124,9 @@ def prices(options: Options) -> Figures:
     }
     points = []
     for name, call in calls.items():
-        points.append((split(trace_of(call, device))["kernels"], us_of_call(call, device, 200)))
-        yield f"{name}: kernels, us", points[-1]
-    if len({kernels for kernels, _ in points}) > 1:
+        points.append((split(trace_of(call, device))["works"], us_of_call(call, device, 200)))
+        yield f"{name}: works, us", points[-1]
+    if len({works for works, _ in points}) > 1:
         line = statistics.linear_regression(*zip(*points, strict=True))
         yield "a launch us, a call without us", [line.slope, line.intercept]
     number = torch.zeros((), device=device)
@@ -161,14 +162,13 @@ def profile(options: Options) -> Figures:
         for row in choose([name], options.device):
             try:
                 call = row.build(options).ours()
-            except UnavailableError as error:
-                yield row.name, str(error)
-                continue
-            for _ in range(STEPS):
-                call()
-            ms = us_of_call(call, options.device, STEPS, waits=True) / 1e3
-            found = split(trace_of(call, options.device))
-            yield row.name, {"ms": ms, **found, "idle_ms": ms - found["busy_ms"]}
+                for _ in range(STEPS):
+                    call()
+                ms = us_of_call(call, options.device, STEPS, waits=True) / 1e3
+                found = split(trace_of(call, options.device))
+                yield row.name, {"ms": ms, **found, "idle_ms": ms - found["busy_ms"]}
+            except Exception as error:  # an error of one row must not stop the others
+                yield row.name, f"{type(error).__name__}: {error}"
 
 
 def capture(options: Options) -> Figures:
@@ -183,6 +183,8 @@ def capture(options: Options) -> Figures:
         try:
             replay = _captured(partial(sides[1][1], static), options.device)
         except RuntimeError as error:
+            if "must not capture" not in str(error):
+                raise
             yield name, str(error).splitlines()[0]
             continue
         for ids in batches[1:]:
@@ -212,6 +214,8 @@ def _training(name: str, rows: int, device: str) -> tuple[nn.EmbeddingBag, Calla
 def _captured(step: Call, device: str) -> Call:
     """Take some steps, and capture another one, which is not taken; return what replays it. A CPU has no graphs."""
     stream = torch.cuda.Stream() if device == "cuda" else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
             step()
@@ -280,7 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name, value in STAGES[given.stage](Options(given.device, given.quick)):
         figures[name] = value
         print(f"{name}: {value}", flush=True)
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+        with whole_file(given.json) as file:
+            file.write((json.dumps(figures, indent=1) + "\n").encode())
     return 0
 
 

@@ -23,7 +23,7 @@ class Stage:
 
     name: str
     seconds: float
-    # Returns the command, given the seconds that it has: fewer than its own where the time for everything ends.
+    # Returns the command, given the seconds that it has from now on.
     command: Callable[[float], list[str]]
     environment: dict[str, str] = field(default_factory=dict)
     # Whether it runs unless other stages are asked for.

@@ -90,6 +90,7 @@ def test_hangs():
 """
 
 
+@pytest.mark.slow
 def test_a_failing_and_a_hanging_test_are_named(run_tests, tmp_path):
     """Run the test after the hanging one too."""
     outcome, found = run_tests(PLANTED + "def test_after():\n    pass\n", arguments=["--hanging", "2"])
@@ -223,15 +224,31 @@ def test_a_rehearsal(gpu, tmp_path, capfd):
 
 
 def test_a_trace_is_split_into_host_and_device(benchmarks):
-    """Take apart five steps of two kernels that overlap, and one wait each beside the last one."""
+    """Take apart five calls of two kernels that overlap and of a wait each; the profiler waits too, after them."""
     measure = benchmarks("gpu.measure")
     events = [{"name": "process_name", "ph": "M"}]
+    events += [{"cat": "user_annotation", "name": "calls", "ts": 0.0, "dur": 100.0 * measure.STEPS}]
     for step in range(measure.STEPS):
         begin = 100.0 * step
         events += [{"cat": "kernel", "name": "k", "ts": begin + x, "dur": 20.0} for x in (0.0, 10.0)]
         events += [{"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "ts": begin, "dur": 1.0}]
-    events += [{"cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "ts": 999.0, "dur": 1.0}]
-    assert measure.split(events) == {"kernels": 2.0, "kernel_ms": 0.04, "busy_ms": 0.03, "waits": 1.0}
+    events += [{"cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "ts": x, "dur": 1.0} for x in (-1.0, 999.0)]
+    assert measure.split(events) == {"works": 2.0, "work_ms": 0.04, "busy_ms": 0.03, "waits": 1.0}
+
+
+def test_a_capture_that_fails_fails_its_stage(benchmarks, monkeypatch):
+    measure = benchmarks("gpu.measure")
+
+    def captured(step, device):
+        raise RuntimeError(told)
+
+    monkeypatch.setattr(measure, "_captured", captured)
+    told = "a CUDA graph must not capture a step\nmore"
+    options = benchmarks("rows").Options("cpu", quick=True)
+    assert dict(measure.capture(options))["Adam"] == "a CUDA graph must not capture a step"
+    told = "CUDA error: operation not permitted when stream is capturing"
+    with pytest.raises(RuntimeError, match="not permitted"):
+        next(measure.capture(options))
 
 
 # ---- The report -----------------------------------------------------------------------------------------------------
@@ -242,9 +259,9 @@ def test_the_report_says_what_to_do_next(benchmarks, gpu, tmp_path):
     assert gpu.content(tmp_path, [outcome("about", "passed", 9.0, "")])["next"] == ["nothing"]
     peers = [{"name": "torch", "ratio": 0.3}, {"name": "tf", "ratio": 1.2}, {"name": "none", "unavailable": "not here"}]
     rows = [{"name": "some/row", "peers": peers}, {"name": "some/broken", "failed": "OSError: no file\nmore"}]
-    figures = {"machine": {"device": "x", "load": "0"}, "quick": False, "copy_gb_per_second": 4000.0, "rows": rows}
+    figures = {"machine": {"threads": "2"}, "quick": False, "copy_gb_per_second": 4000.0, "rows": rows}
     (tmp_path / "benchmarks.json").write_text(json.dumps(figures))
-    (tmp_path / "about.json").write_text(json.dumps({"device": "NVIDIA GPU"}))
+    (tmp_path / "about.json").write_text(json.dumps({"device": "NVIDIA GPU", "threads": "16"}))
     log = ["failed a.py::one", "passed a.py::two", "begun a.py::three", "collected a.py::four"]
     (tmp_path / "first.log").write_text("\n".join(log))
     made = gpu.write(tmp_path, [outcome("first", "failed", 9.0, "exit status 1")])
@@ -256,7 +273,7 @@ def test_the_report_says_what_to_do_next(benchmarks, gpu, tmp_path):
         "some/row: 0.30 of torch",
     ]
     assert made["tests"]["first"]["not run"] == 1 and made["rows"] == rows
-    assert made["machine"] == {"device": "NVIDIA GPU", "load": "0"}
+    assert made["machine"] == {"device": "NVIDIA GPU", "threads": "2"}
     assert json.loads((tmp_path / "gpu.json").read_text()) == made
 
 
