@@ -19,13 +19,11 @@ KINDS = (
 
 FAULTS = {
     "torchsparse_rec/nn/quantize.py": [
-        ("sign", "weight if table._clip is None else clipped_rows(weight, table._clip)", "weight", "quantized")
+        ("sign", "weight if max_norm is None else clipped_rows(weight, max_norm)", "weight", "quantized")
     ],
-    "torchsparse_rec/tables/clock.py": [
-        ("stale", "self.history is not None or self.random_rounding or", "self.random_rounding or", "optim")
-    ],
+    "torchsparse_rec/tables/steps.py": [("stale", "kind != self.kind and torch", "False and torch", "optim")],
     "torchsparse_rec/nn/quantized.py": [
-        ("sign", "rows if self._clip is None else clipped_rows(rows, self._clip)", "rows", "quantized")
+        ("sign", "rows if self._max_norm is None else clipped_rows(rows, self._max_norm)", "rows", "quantized")
     ],
     "torchsparse_rec/ops/_sparse_tensor_kernels.py": [
         ("sign", "torch.where(owners == 0, flat, 0).sum()", "torch.where(owners != 0, flat, 0).sum()", "sparse_tensor")

@@ -166,6 +166,11 @@ def test_rows_that_a_module_clips_are_refused_by_others(kind: str) -> None:
     }
     if kind != "single":
         readers |= {r"its config\.": lambda: table(target)}
+    if kind == "rows":
+        drawn = Candidates(torch.arange(2), torch.ones(3), torch.ones(2))
+        readers |= {"^nce_loss: table.": lambda: nn.nce_loss(input, table, target, drawn)}
+    if kind == "growing":
+        readers |= {r"lookup: its config\.": lambda: table.lookup(target)}
     for owner, read in readers.items():
         with pytest.raises(ValueError, match=owner + "max_norm must be None, got 2.0: only lookups by the module"):
             read()

@@ -12,6 +12,7 @@ from samples.sample import Random
 from torchsparse_rec import nn, optim
 from torchsparse_rec.ops.row_optimizer import row_optimizer_update_
 from torchsparse_rec.ops.row_optimizer_rules import HYPERPARAMETERS, OPTIMIZER_RULES, counts_steps
+from torchsparse_rec.tables.clock import Clock
 from torchsparse_rec.tables.table import table_of
 
 IDS = [torch.tensor([1, 2, 2]), torch.tensor([5, 1, 0]), torch.tensor([7, 7, 3])]
@@ -61,10 +62,11 @@ def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(some, others, strict=True))
 
 
-def _trained(name: str, mode: str) -> tuple[nn.Embedding, Any]:
-    table = nn.Embedding(20, 3, grad_mode=mode, _weight=torch.linspace(-1, 1, 60).view(20, 3))
+def _trained(name: str, mode: str, steps: int = 2) -> tuple[nn.Embedding, Any]:
+    dtype = torch.bfloat16 if name == "rounding" else torch.float32
+    table = nn.Embedding(20, 3, grad_mode=mode, _weight=torch.linspace(-1, 1, 60).view(20, 3).to(dtype))
     optimizer = OPTIMIZERS[name][0](table.parameters(), in_backward=mode == "fused")
-    for ids in IDS[:2]:
+    for ids in IDS[:steps]:
         _step(table, optimizer, ids)
     return table, optimizer
 
@@ -92,6 +94,26 @@ def test_steps(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     with pytest.raises(RuntimeError, match=REFUSED):
         _step(table, optimizer, IDS[2])
+    monkeypatch.undo()
+    _step(table, optimizer, IDS[2])  # a refusal changes nothing
+    assert torch.equal(table.weight, _trained(name, mode, steps=3)[0].weight)
+
+
+@pytest.mark.parametrize("mode", ["fused", "sparse"])
+def test_a_first_step_is_refused(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse also where steps are alike: a replay would make the states anew."""
+    begin = Clock.__init__
+    for name in ("adam", "rowwise_adagrad"):
+        table, optimizer = _trained(name, mode, steps=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Clock, "__init__", lambda self, *args, on_cuda: begin(self, *args, on_cuda=True))
+            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            with pytest.raises(RuntimeError, match="a CUDA graph must not capture"):
+                _step(table, optimizer, IDS[0])
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        for ids in IDS:
+            _step(table, optimizer, ids)
+        assert torch.equal(table.weight, _trained(name, mode, steps=3)[0].weight)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, refuses) in OPTIMIZERS.items() if refuses])

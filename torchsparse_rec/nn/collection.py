@@ -41,7 +41,7 @@ class CollectionTable(OneTable):
     itself it is torch's module, which gives a dense gradient.
     """
 
-    # The largest norm with which the collection reads a row; None: any.
+    # The largest norm with which the collection reads a row, for whoever reads rows without it; None: any.
     _clip: float | None = None
 
     def __init__(self, config: Any, device: torch.device | str | None) -> None:
@@ -144,9 +144,10 @@ class Collection(HasGradMode):
             tuple(config.embedding_dim for config in configs),
             tuple(_padding(config) for config in configs),
         )
-        for config, table in zip(configs, self._tables, strict=True):
-            table._clip = getattr(config, "max_norm", None)
-        self._clips = any(table._clip for table in self._tables)
+        self._max_norms = [getattr(config, "max_norm", None) for config in configs]
+        self._clips = any(self._max_norms)
+        for table, max_norm in zip(self._tables, self._max_norms, strict=True):
+            table._clip = max_norm
         self._plans: dict[tuple, LookupPlan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         lock = ReadWriteLock()
@@ -328,8 +329,7 @@ class Collection(HasGradMode):
         alike = kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1
         if alike and not self._clips:
             return look_up(self, tables, weights, kinds[0], plan, ids)
-        every = self._tables
-        clips = [every[table]._clip for table in tables]
+        clips = [self._max_norms[table] for table in tables]
         parts: dict[tuple[str, torch.dtype, float | None], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
             parts.setdefault((kind, weight.dtype, clips[k]), []).append(k)

@@ -85,7 +85,7 @@ class EmbeddingVariable(KeyedTable):
     _sparse = True
     max_norm = None
     scale_grad_by_freq = False
-    # The largest norm with which a collection reads a row; None: any.
+    # The largest norm with which a collection reads a row, for whoever reads rows without it; None: any.
     _clip: float | None = None
     # The count of changes at which the table was made fit for training, its weight then, and the weight's optimizer.
     _fit: tuple[int, Any, Any] = (-1, None, None)
@@ -164,6 +164,8 @@ class EmbeddingVariable(KeyedTable):
             tensor([[0.5000, 0.5000]])
         """
         input = checked_ids("EmbeddingVariable.lookup", input)
+        if self._clip is not None:
+            refuse_clipped("EmbeddingVariable.lookup", "its config", self)
         check_whole(self.stored_weight(), "EmbeddingVariable.lookup", _CALL_INSTEAD)
         keys = self._as_keys(input.values() if input.is_nested else input)
         return rows_like(input, self._read_here(keys))

@@ -55,7 +55,8 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     Raises:
         IndexError: an id that a fixed table does not have.
         TypeError: params or indices of an unknown kind.
-        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids. Also if
+        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids; a table
+            with a ``max_norm``. Also if
             some tables are split over ranks and others are not, and for the parameter of a variable that is split.
 
     Source: ``sparse_operation_kit.lookup_sparse``; DeepRec's ``group_embedding_lookup_sparse``.

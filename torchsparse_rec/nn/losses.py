@@ -92,9 +92,10 @@ def table_cross_entropy(
             whose keys were erased or evicted, between the loss and its backward. Over ranks also options or dtypes that
             differ, and a ``DistributedDataParallel`` that does not leave the table out.
         TypeError: an argument of another type, such as a collection.
-        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, or a table over ranks that is
-            ``ColumnWise`` or ``Replicated``. Over ranks an error of one is raised on all. Also an ``EmbeddingVariable``
-            of several tiers; ``bias`` or ``weight`` for one, whose keys have no fixed rows.
+        ValueError: shapes, dtypes or devices that do not fit, an option out of its range, a table with a ``max_norm``,
+            or one over ranks that is ``ColumnWise`` or ``Replicated``. Over ranks an error of one is raised on all.
+            Also an ``EmbeddingVariable`` of several tiers; ``bias`` or ``weight`` for one, whose keys have no fixed
+            rows.
 
     Over ranks, gradients of the table are averaged, as those of lookups; ``input`` has the gradient of this rank's
     loss. The mean over ranks of the bias's gradients, which ``DistributedDataParallel`` takes, is the right one.

@@ -12,7 +12,8 @@ from ..ops.quantized import check_rows, format_of, packed_rows
 from ..tables.table import split_part
 from ..typing import RowsFormat
 from ._max_norm import clipped_rows
-from .collection import Collection, CollectionTable
+from ._owner import TableOwner
+from .collection import Collection
 from .convert import ModuleT, _change_all, _check_model
 from .embedding import Embedding
 from .embedding_bag import EmbeddingBag
@@ -161,13 +162,13 @@ def _change(module: Any, rows: str) -> None:
 def _change_collection(collection: Collection, rows: str) -> None:
     collection.grad_mode = None  # which lets go of what is kept of past lookups
     children: Any = collection._modules[collection._children]
-    for name, table in list(children._modules.items()):
+    for max_norm, (name, table) in zip(collection._max_norms, list(children._modules.items()), strict=True):
         if isinstance(table, EmbeddingVariable):
-            made: QuantizedTable = QuantizedEmbeddingVariable(table, rows)
+            made: QuantizedTable = QuantizedEmbeddingVariable(table, rows, max_norm)
         else:
-            assert isinstance(table, CollectionTable)
+            assert isinstance(table, TableOwner)
             weight = table.weight.detach()
-            weight = weight if table._clip is None else clipped_rows(weight, table._clip)
+            weight = weight if max_norm is None else clipped_rows(weight, max_norm)
             made = QuantizedTable(packed_rows(weight, rows), rows)
             made.train(table.training)
         children._modules[name] = made

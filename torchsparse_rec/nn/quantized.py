@@ -198,15 +198,16 @@ class QuantizedEmbeddingVariable(QuantizedTable):
     Args:
         variable: the table before.
         rows: the format.
+        max_norm: the largest norm with which a collection reads a row.
     """
 
     _as_keys = EmbeddingVariable._as_keys
-    _clip: float | None = None
+    _max_norm: float | None = None
 
-    def __init__(self, variable: EmbeddingVariable, rows: str) -> None:
+    def __init__(self, variable: EmbeddingVariable, rows: str, max_norm: float | None = None) -> None:
         exported = variable.export()
+        self._max_norm = max_norm
         # A table has at least one row: unknown ids read it too, and do not use it.
-        self._clip = variable._clip
         count, weight = max(len(exported.keys), 1), self._clipped(exported.values)
         super().__init__(packed_rows(weight if len(weight) else weight.new_zeros(1, weight.shape[1]), rows), rows)
         self.name, self.embedding_dim = variable.name, variable.embedding_dim
@@ -248,7 +249,7 @@ class QuantizedEmbeddingVariable(QuantizedTable):
         return torch.where(is_unknown.unsqueeze(1), self._clipped(initial), found)
 
     def _clipped(self, rows: Tensor) -> Tensor:
-        return rows if self._clip is None else clipped_rows(rows, self._clip)
+        return rows if self._max_norm is None else clipped_rows(rows, self._max_norm)
 
     def _apply(self, fn: Any, recurse: bool = True):
         """Move the table, and the values of unknown ids, which are not cast either."""

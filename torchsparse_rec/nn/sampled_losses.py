@@ -13,8 +13,9 @@ from ..jagged.checks import check_tensor, type_name
 from ..ops.candidates import Candidates, last_places
 from ..ops.embedding import embedding
 from ._lookup import bad_id
+from ._refusals import refuse_clipped
 from .collection import CollectionTable
-from .lookup_sparse import lookup_sparse
+from .lookup_sparse import lookup_sparse, part_of
 
 __all__ = ["nce_loss", "sampled_softmax_loss"]
 
@@ -248,8 +249,8 @@ def _looked_up(
     try:
         if isinstance(table, Tensor):
             rows = embedding(table, ids)
-        elif isinstance(table, CollectionTable):  # called by itself it would give a gradient of all rows
-            rows = lookup_sparse(table, ids, "sum")
+        elif isinstance(table, CollectionTable) and not _is_copy(name, table):
+            rows = lookup_sparse(table, ids, "sum")  # called by itself it would give a gradient of all rows
         else:
             rows = table(ids.unsqueeze(1) if isinstance(table, torch.nn.EmbeddingBag) else ids)
     except IndexError:
@@ -258,6 +259,18 @@ def _looked_up(
                 raise error from None
         raise
     return rows, None if bias is None else embedding(bias.unsqueeze(1), ids).squeeze(1)
+
+
+def _is_copy(name: str, table: CollectionTable) -> bool:
+    """Say whether ranks have copies of a collection's table; raise ``ValueError`` if each has a part, or clips rows."""
+    refuse_clipped(name, "table", table)
+    part = part_of(table)
+    if part is not None and not part.replicated:
+        raise ValueError(
+            f"{name}: table must be whole, got a part of {part.name!r}: of a table over ranks there is "
+            "nn.table_cross_entropy"
+        )
+    return part is not None
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------

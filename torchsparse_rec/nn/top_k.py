@@ -54,8 +54,8 @@ class TopK(torch.nn.Module):
         RuntimeError: in ``torch.export`` a table that grows, is split over ranks, or whose rows may be stale. Over
             ranks also a k or dtypes that differ.
         TypeError: a table of another kind.
-        ValueError: shapes, dtypes or devices that do not fit, fewer than k rows, or a table over ranks that is
-            ``ColumnWise``, or has a ``max_norm``. Over ranks an error of one is raised on all.
+        ValueError: shapes, dtypes or devices that do not fit, fewer than k rows, a table with a ``max_norm``, or one
+            over ranks that is ``ColumnWise``. Over ranks an error of one is raised on all.
 
     Not differentiable. See :func:`torchsparse_rec.ops.top_k_rows` for half types, NaN and bits.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._torch import as_stored, below_autograd, grad_of, set_grad_enabled, untraced
 from .._torch_modules import is_made_by_zero, is_step_seen, step_without_hooks
+from ..ops.row_optimizer_rules import counts_steps
 from ..tables.clock import Clock
 from ..tables.gradients import StepGroup, gradient_of, update, update_blocks
 from ..tables.layouts import accumulator_dtype, flat, has_whole_rows
@@ -288,15 +289,13 @@ class RowOptimizer(Groups):
                 "what the batch touches"
             )
         key = (id(group), owned, self._steps_taken(state), *place)
-        clock = new.setdefault(key, Clock(*key[:3]))
+        clock = new.setdefault(key, Clock(*key[:3], on_cuda=parameter.is_cuda))
         rows = table.rows = RowStates(self, state, clock, place, seed)
         clock.add(table)
         return rows
 
     def _begin(self, together: SteppedTogether, number: int, group: dict[str, Any]) -> StepGroup:
         clock, tables = together.tables[number]
-        if len(tables) != len(clock) and len(tables) != len(clock.tables()):
-            clock = clock.split(tables)
         rule = self._rule_of(group)
         asked, hyperparameters = (rule, group["lazy"]), rule.hyperparameters
         last = together.kinds.get(number)
@@ -305,8 +304,13 @@ class RowOptimizer(Groups):
         else:
             self._check_columns(tables)
             kind = self._kind(group, rule, clock.owned)
-        together.kinds[number] = asked, kind
         clock.random_rounding = group["stochastic_rounding"]
+        if clock.on_cuda:
+            numbered = kind.others == LATER or bool(clock.rounding_seeds(tables))
+            clock.check_capture(kind, numbered or counts_steps(rule.number, hyperparameters))
+        together.kinds[number] = asked, kind
+        if len(tables) != len(clock) and len(tables) != len(clock.tables()):
+            clock = clock.split(tables)
         if kind != clock.kind:
             self._start(clock, tables, kind, hyperparameters)
         clock.make_room()

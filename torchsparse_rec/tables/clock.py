@@ -7,7 +7,6 @@ import weakref
 import torch
 
 from ..ops.row_optimizer import new_history, row_optimizer_make_current_
-from ..ops.row_optimizer_rules import counts_steps
 from .layouts import accumulator_dtype, writable
 from .stale import mark_fresh
 from .steps import LATER, ClockKind, Steps
@@ -25,8 +24,8 @@ _ops = torch.ops.torchsparse_rec
 class Clock(Steps[Table]):
     """The steps, and the history, of tables in one parameter group that have always stepped together."""
 
-    def __init__(self, group: int, owned: bool, step: int) -> None:
-        super().__init__(group, owned, step)
+    def __init__(self, group: int, owned: bool, step: int, on_cuda: bool = False) -> None:
+        super().__init__(group, owned, step, on_cuda)
         self._tables: list[weakref.ref[Table]] = []
 
     def __len__(self) -> int:
@@ -60,7 +59,6 @@ class Clock(Steps[Table]):
         self.base = self.step
         tables = self.tables()
         device = tables[0].parameter.device
-        self.on_cuda = device.type == "cuda"
         self.history = new_history(_FIRST_STEPS, device) if kind.others == LATER else None
         for table in tables:
             rows, weight = table.rows, table.parameter
@@ -83,9 +81,8 @@ class Clock(Steps[Table]):
 
     def split(self, tables: list[Table]) -> Clock:
         """Move tables that step without the others to a new clock, with the same history; return that clock."""
-        other = Clock(self.group, self.owned, self.step)
+        other = Clock(self.group, self.owned, self.step, self.on_cuda)
         other.base, other.kind, other.random_rounding = self.base, self.kind, self.random_rounding
-        other.on_cuda = self.on_cuda
         other.rule, other.hyperparameters, other.moves_weights = self.rule, self.hyperparameters, self.moves_weights
         other.history = self.history.clone() if self.history is not None else None
         for table in tables:
@@ -163,10 +160,6 @@ class Clock(Steps[Table]):
 
     def advance(self, hyperparameters: list[float], step: int) -> None:
         """End a step: add its effect on rows without gradient to the history."""
-        if self.on_cuda and (
-            self.history is not None or self.random_rounding or counts_steps(self.rule, hyperparameters)
-        ):
-            self.refuse_capture()
         if self.history is not None:
             # The operator itself: no graph can have saved the history.
             _ops.row_optimizer_advance_.default(self.history, self.rule, hyperparameters, step, self.base)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._torch import count_writes
 from ..ops import row_optimizer as row_optimizer  # registers the operator
+from ..ops.row_optimizer_rules import counts_steps
 from .clock import Clock
 from .layouts import accumulator_dtype, writable
 from .table import Gradient, table_of
@@ -51,6 +52,9 @@ class StepGroup:
     def renew(self) -> None:
         """Become the group of the next step, where nothing else has changed."""
         clock = self.clock
+        if clock.on_cuda:
+            counts = clock.history is not None or bool(self.rounding_seeds)
+            clock.check_capture(clock.kind, counts or counts_steps(self.rule, self.hyperparameters))
         if clock.history is not None and clock.step - clock.base >= clock.history.shape[0] // 2:
             clock.make_room()
         self.history, self.step, self.base = clock.history, clock.step + 1, clock.base

@@ -50,11 +50,11 @@ class Steps(ABC, Generic[T]):
     every row, the step up to which these effects have been applied.
     """
 
-    def __init__(self, group: int, owned: bool, step: int) -> None:
+    def __init__(self, group: int, owned: bool, step: int, on_cuda: bool = False) -> None:
+        self.on_cuda = on_cuda
         self.group = group  # the group's id: the group itself would keep its parameters alive
         self.owned = owned
         self.random_rounding = False
-        self.on_cuda = False
         self.step = step
         self.base = step
         self.kind: ClockKind | None = None  # None: not started
@@ -95,6 +95,22 @@ class Steps(ABC, Generic[T]):
                 "a CUDA graph must not capture a step or a lookup of a table that depends on the number of the step: "
                 "each replay would take that number again. Use an optimizer without momentum or other memory of the "
                 "steps, such as SGD or Adagrad, or leave the table out of the graph"
+            )
+
+    def check_capture(self, kind: ClockKind | None, numbered: bool) -> None:
+        """
+        Raise ``RuntimeError`` if a CUDA graph captures a step that its replays would not take rightly.
+
+        Args:
+            kind: the kind of the step; another one than the last step's begins with new states.
+            numbered: whether the step depends on its number.
+        """
+        if numbered:
+            self.refuse_capture()
+        if kind != self.kind and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph must not capture the first step of a table, which makes the optimizer's states: replays "
+                "would make them anew. Take a step before the capture"
             )
 
     @abstractmethod
