@@ -289,7 +289,7 @@ class RowOptimizer(Groups):
                 "what the batch touches"
             )
         key = (id(group), owned, self._steps_taken(state), *place)
-        clock = new.setdefault(key, Clock(*key[:3], on_cuda=parameter.is_cuda))
+        clock = new.setdefault(key, Clock(*key[:3], on_cuda=place[1].type == "cuda"))
         rows = table.rows = RowStates(self, state, clock, place, seed)
         clock.add(table)
         return rows
